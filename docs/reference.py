@@ -13,7 +13,6 @@ import ast
 import inspect
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,9 +44,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command, as ``kiwi`` builds it."""
     found = {}
     for name, command in COMMANDS.items():
-        module: Any = import_module(f"kiwi_core.cli.{command.module}")
         found[name] = argparse.ArgumentParser(prog=f"kiwi {name}")
-        module.add_arguments(found[name])
+        command.load().add_arguments(found[name])
     return found
 
 

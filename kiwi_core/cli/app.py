@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CommandModule(Protocol):
-    """The interface of a command's module."""
+    """The interface of a command: a module, or an object like one."""
 
     DESCRIPTION: str
     EPILOG: str
@@ -32,8 +32,15 @@ class CommandModule(Protocol):
 
 @dataclass(frozen=True)
 class Command:
+    """``module`` is below ``kiwi_core.cli``; ``module:NAME`` is an object in it."""
+
     module: str
     summary: str
+
+    def load(self) -> CommandModule:
+        module, _, name = self.module.partition(":")
+        found = import_module(f"kiwi_core.cli.{module}")
+        return cast("CommandModule", getattr(found, name) if name else found)
 
 
 COMMANDS: Final[dict[str, Command]] = {
@@ -41,9 +48,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "run": Command("run", "run any program as a session that shares the GPU fairly"),
     "usage": Command("usage", "who has had how much of the GPU, and waited how long for it"),
     "set": Command("set_", "change quantum, anti-thrash mode, policy or a priority, live"),
-    "release": Command("release", "move a session's memory out of the GPU now"),
-    "suspend": Command("suspend", "end a session's turn, and keep it out of the GPU"),
-    "resume": Command("resume", "let a session that was suspended go on"),
+    "release": Command("each_session:RELEASE", "move a session's memory out of the GPU now"),
+    "suspend": Command("each_session:SUSPEND", "end a session's turn, and keep it out of the GPU"),
+    "resume": Command("each_session:RESUME", "let a session that was suspended go on"),
     "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
     "stop": Command("stop", "end the daemons, and keep notebooks from starting them again"),
@@ -135,7 +142,7 @@ def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, CommandModule 
             name, help=command.summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if name == chosen:
-            module = cast("CommandModule", import_module(f"kiwi_core.cli.{command.module}"))
+            module = command.load()
             sub.description = module.DESCRIPTION
             sub.epilog = module.EPILOG
             module.add_arguments(sub)

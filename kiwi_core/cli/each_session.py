@@ -1,11 +1,14 @@
-"""Commands that do one thing to each session in their arguments, on any GPU."""
+"""``kiwi release``, ``kiwi suspend``, ``kiwi resume``: each does one thing to each session in its
+arguments, on any GPU."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli import exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, find_sockets, observer, warn
+from kiwi_core.client import Client
 from kiwi_core.errors import KiwiError
 
 if TYPE_CHECKING:
@@ -13,49 +16,104 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kiwi_core.client import Client
 
-    Act = Callable[[Client, str], None]
+@dataclass(frozen=True)
+class SessionCommand:
+    """A command for ``app``. ``done`` is the text printed for a session after ``act``."""
 
+    act: Callable[[Client, str], None]
+    done: str
+    DESCRIPTION: str
+    EPILOG: str
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sessions", nargs="+", metavar="SESSION", help="ids of sessions")
-    add_gpu(parser, "look on this GPU only")
-    add_socket_dir(parser)
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("sessions", nargs="+", metavar="SESSION", help="ids of sessions")
+        add_gpu(parser, "look on this GPU only")
+        add_socket_dir(parser)
 
-
-def run(args: argparse.Namespace, act: Act, done: str) -> int:
-    """Run ``act`` for each session. ``done`` is the text printed for a session after that."""
-    wanted = list(dict.fromkeys(args.sessions))
-    found: set[str] = set()
-    code, all_asked = exits.OK, True
-    for socket in find_sockets(directory_of(args), args.gpu):
-        try:
-            code = max(code, _on_gpu(socket, wanted, found, act, done))
-        except KiwiError as error:
-            warn(f"{socket.stem}: {error.message}", error.remedy)
-            code, all_asked = exits.FAILED, False
-    for session in wanted:
-        if session not in found and all_asked:
-            warn(f"No GPU has a session {session!r}.", "`kiwi status --json` lists them.")
-            code = exits.FAILED
-    return code
-
-
-def _on_gpu(socket: Path, wanted: list[str], found: set[str], act: Act, done: str) -> int:
-    """Run ``act`` for this daemon's sessions, and add them to ``found``. Return the exit code."""
-    code = exits.OK
-    with observer(socket) as client:
-        client.connect()
-        here = {one.id for one in client.status().sessions}
-        for session in wanted:
-            if session not in here:
-                continue
-            found.add(session)
+    def run(self, args: argparse.Namespace) -> int:
+        wanted = list(dict.fromkeys(args.sessions))
+        found: set[str] = set()
+        code, all_asked = exits.OK, True
+        for socket in find_sockets(directory_of(args), args.gpu):
             try:
-                act(client, session)
-                print(f"{session}: {done}")
+                code = max(code, self._on_gpu(socket, wanted, found))
             except KiwiError as error:
-                warn(f"{session}: {error.message}", error.remedy)
+                warn(f"{socket.stem}: {error.message}", error.remedy)
+                code, all_asked = exits.FAILED, False
+        for session in wanted:
+            if session not in found and all_asked:
+                warn(f"No GPU has a session {session!r}.", "`kiwi status --json` lists them.")
                 code = exits.FAILED
-    return code
+        return code
+
+    def _on_gpu(self, socket: Path, wanted: list[str], found: set[str]) -> int:
+        """Act on this daemon's sessions, and add them to ``found``. Return the exit code."""
+        code = exits.OK
+        with observer(socket) as client:
+            client.connect()
+            here = {one.id for one in client.status().sessions}
+            for session in wanted:
+                if session not in here:
+                    continue
+                found.add(session)
+                try:
+                    self.act(client, session)
+                    print(f"{session}: {self.done}")
+                except KiwiError as error:
+                    warn(f"{session}: {error.message}", error.remedy)
+                    code = exits.FAILED
+        return code
+
+
+_WHO_MAY: Final = """\
+Everybody may do so with their own sessions; the daemon's owner, root, and members of the group that
+the daemon was given with --admin-group with all."""
+
+RELEASE: Final = SessionCommand(
+    Client.release,
+    "its memory is out of the GPU, or on its way",
+    """\
+Moves the GPU memory of a session that is idle to system RAM, so that others have the room.
+Nothing is lost: it comes back with the session's next GPU cell.""",
+    f"""\
+examples:
+  kiwi release k5d0c3a9e11          its id is in kiwi status --json
+
+{_WHO_MAY} The daemon's log says who did. A session in the
+middle of a cell is refused: while others wait its turn ends by itself. kiwi suspend ends it now,
+and for longer turns of others see kiwi set --session ID priority=low.
+""",
+)
+SUSPEND: Final = SessionCommand(
+    Client.suspend,
+    "suspended until kiwi resume",
+    """\
+Ends the turn of a session now, also in the middle of a cell, and keeps it out of the GPU
+until `kiwi resume`. Its memory goes to system RAM. Nothing is lost: the cell goes on then.""",
+    f"""\
+examples:
+  kiwi suspend k5d0c3a9e11          its id is in kiwi status --json
+  kiwi resume k5d0c3a9e11           it waits for its turn like any other from then on
+
+{_WHO_MAY} What an admin suspended only an admin resumes. The
+notebook, the sidebar and kiwi status say that it is suspended, and the daemon's log says by whom.
+
+It lasts until kiwi resume, also if the daemon is killed and starts again. It ends with the
+session's process (a kernel that is restarted), when the program leaves Kiwi (%kiwi off), and when
+the daemon is told to end, which gives everybody their memory back.
+""",
+)
+RESUME: Final = SessionCommand(
+    Client.resume,
+    "not suspended any more",
+    """\
+Ends what `kiwi suspend` began. A cell of the session goes on in its turn: it joins the end
+of the queue.""",
+    """\
+examples:
+  kiwi resume k5d0c3a9e11           its id is in kiwi status --json
+
+Who may suspend a session may resume it; what an admin suspended only an admin resumes.
+""",
+)

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from fake_pager import FakePager
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.engine import observer
 from kiwi_core.daemon.engine.observer import Observer
-from kiwi_core.testing.fake_pager import FakePager
 from kiwi_core.units import MIB, NS_PER_MS
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from blocking import Loop
+from fake_pager import FakePager, Hang, Lose, Raise, Refuse
 
 from kiwi_core.daemon.engine.operations import Operations
 from kiwi_core.daemon.sessions.shutdown import NO_ANSWER, bring_back
@@ -16,7 +17,6 @@ from kiwi_core.pager.api import ProcessRef, Target
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut, Resume, Suspend
 from kiwi_core.states import Reason, Residency
-from kiwi_core.testing.fake_pager import FakePager, Hang, Lose, Raise, Refuse
 from kiwi_core.units import MIB, NS_PER_S, OpId, SessionId
 
 if TYPE_CHECKING:

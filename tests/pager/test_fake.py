@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from blocking import Blocking, Loop
 from contract import PagerContract, moved, refused, soon_ns
+from fake_pager import FakePager, Hang, Lose, Raise, Refuse, Slow
 
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Lost, Target
 from kiwi_core.states import Reason, Residency
-from kiwi_core.testing.fake_pager import FakePager, Hang, Lose, Raise, Refuse, Slow
 from kiwi_core.units import MIB, SessionId
 
 _numbers = itertools.count(1)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_core import interpreter
-from kiwi_core.cli.checks.finding import Finding, ok, warn
+from kiwi_core.cli.checks.finding import Finding, ok, probe, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SERVER_EXTENSION: Final = "kiwi_jupyter"
 LAB_EXTENSION: Final = "kiwi-jupyter"
-PROBE_TIMEOUT_S: Final = 30.0
 
 _AGAIN: Final = "Install Kiwi again: pip install --force-reinstall --no-deps . in a checkout of it."
 
@@ -68,17 +65,8 @@ def ask() -> dict[str, Any] | None:
     """Return what Jupyter itself says, in a process of its own; ``None`` if that fails. Starts no
     server, and none needs to run."""
     try:
-        done = subprocess.run(
-            interpreter.source(_PROBE, SERVER_EXTENSION, LAB_EXTENSION),
-            cwd=interpreter.DIRECTORY,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROBE_TIMEOUT_S,
-            check=True,
-        )
-        said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        said: dict[str, Any] = probe(_PROBE, SERVER_EXTENSION, LAB_EXTENSION)
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
     return said
 

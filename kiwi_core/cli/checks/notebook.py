@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core import interpreter
-from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
+from kiwi_core.cli.checks.finding import Finding, fail, ok, probe, warn
 from kiwi_core.config import ENV_DISABLE
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 EXTENSION: Final = "kiwi_jupyter.kernel"
 CONFIG_NAME: Final = "ipython_kernel_config.py"
-PROBE_TIMEOUT_S: Final = 30.0
 
 _PROBE: Final = """
 import json, os
@@ -94,16 +91,6 @@ def effective_extensions() -> list[str] | None:
     """Ask IPython itself, in a process of its own, because it runs the user's configuration files,
     as each kernel does."""
     try:
-        done = subprocess.run(
-            interpreter.source(_PROBE),
-            cwd=interpreter.DIRECTORY,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROBE_TIMEOUT_S,
-            check=True,
-        )
-        words = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return [str(word) for word in probe(_PROBE)]
+    except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return [str(word) for word in words]

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core import interpreter, preload
-from kiwi_core.cli.checks.finding import Finding, ok, warn
+from kiwi_core import preload
+from kiwi_core.cli.checks.finding import Finding, ok, probe, warn
 from kiwi_core.config import CHECKPOINT, ENV_PAGER, INPROCESS
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AREA: Final = "pager"
-_PROBE: Final = "import ctypes; print(hasattr(ctypes.CDLL(None), 'kiwi_preload_version'))"
-_PROBE_WITHIN_S: Final = 30.0
+_PROBE: Final = (
+    "import ctypes, json; print(json.dumps(hasattr(ctypes.CDLL(None), 'kiwi_preload_version')))"
+)
 
 
 def check() -> Iterator[Finding]:
@@ -52,21 +53,13 @@ def loaded(library: Path) -> Finding:
     library, or a wrapper that strips LD_PRELOAD."""
     env = preload.environment(library, os.environ)
     try:
-        done = subprocess.run(
-            interpreter.source(_PROBE),
-            cwd=interpreter.DIRECTORY,
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_WITHIN_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return _not_loaded(library, str(error))
-    if done.returncode == 0 and done.stdout.strip() == "True":
-        return ok(AREA, f"{library}, Kiwi's gate, can be loaded into programs")
-    said = done.stderr.strip().splitlines()
-    return _not_loaded(library, said[-1] if said else "it is not there")
+        if probe(_PROBE, env={**os.environ, **env}):
+            return ok(AREA, f"{library}, Kiwi's gate, can be loaded into programs")
+        why = "it is not there"
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        why = said[-1] if said else "it is not there"
+    return _not_loaded(library, why)
 
 
 def _not_loaded(library: Path, why: str) -> Finding:

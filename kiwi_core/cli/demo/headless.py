@@ -95,7 +95,7 @@ def _conclude(
 
 ) -> int:  # fmt: skip
     intact = {notebook.letter: notebook.intact for notebook in notebooks}
-    good, lines = verdict(timeline.entries, cast.letters, intact)
+    good, lines = verdict(timeline.history(), timeline.suspensions, cast.letters, intact)
     failures = [f"  {n.letter} failed: {n.failure}" for n in notebooks if n.failure]
     if len(cast.letters) < len(notebooks):
         failures.append("  Kiwi is not active in the kernels (`kiwi doctor` says why)")

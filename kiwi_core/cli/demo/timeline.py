@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from kiwi_core.cli.history import Historian, Run
 from kiwi_core.errors import KiwiError
 from kiwi_core.sched import actions as ac
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.replay import JournalEntry, decode_line
+from kiwi_core.sched.replay import JournalEntry, JournalHeader, Replay, decode_line, goes_on
 from kiwi_core.states import Notice
 from kiwi_core.units import NS_PER_S, format_bytes
 
@@ -24,7 +26,9 @@ class Timeline(threading.Thread):
         self, journal: Path, name: Callable[[str], str], say: Callable[[int, str], None]
     ) -> None:
         super().__init__(name="timeline", daemon=True)
-        self.entries: list[JournalEntry] = []
+        self.suspensions: Counter[str] = Counter()
+        self._replay: Replay | None = None
+        self._historian: Historian | None = None
         self._journal = journal
         self._name = name
         self._say = say
@@ -52,11 +56,21 @@ class Timeline(threading.Thread):
                 record = decode_line(line)
             except KiwiError:
                 continue
-            if isinstance(record, JournalEntry):
-                self.entries.append(record)
+            if isinstance(record, JournalHeader):
+                if self._replay is None or not goes_on(record):
+                    self._replay, self._historian = Replay(record), Historian(record)
+            elif self._replay is not None and self._historian is not None:
+                self._replay.feed(record)
+                self._historian.feed(record, self._replay.scheduler)
                 for text in self._words(record):
                     self._say(record.now_ns, text)
         return rest
+
+    def history(self) -> Run:
+        """Return what was held, waited for and moved. Call this once, after ``stop``."""
+        if self._historian is None or self._replay is None:
+            return Run(gpu_uuid="", began_at_unix_s=0.0)
+        return self._historian.finish(self._replay.differences)
 
     def _words(self, entry: JournalEntry) -> Iterator[str]:
         yield from self._event(entry)
@@ -84,6 +98,7 @@ class Timeline(threading.Thread):
         if isinstance(action, ac.Grant):
             yield f"{name} HAS THE GPU, for {action.quantum_ns / NS_PER_S:g} s if others wait"
         elif isinstance(action, ac.Notify) and action.notice is Notice.SUSPENDED:
+            self.suspensions[action.session] += 1
             yield f"{name} is SUSPENDED in the middle of its cell; it is queued again by itself"
         elif isinstance(action, ac.PageOut):
             yield f"  {name}'s memory begins to move out"

@@ -170,16 +170,16 @@ class FakePager:
 
     # --- the pager -----------------------------------------------------------------------------
 
-    def why_stopped(self, target: Target) -> str:  # noqa: ARG002
+    def why_stopped(self, target: Target) -> str:
         return ""
 
-    async def suspend(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+    async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._perform("suspend", target, self._suspend)
 
-    async def resume(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+    async def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._perform("resume", target, self._resume)
 
-    async def page_out(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+    async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._perform("page_out", target, self._page_out)
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
@@ -204,7 +204,7 @@ class FakePager:
             processes=(memory,) if process.size_bytes else (),
         )
 
-    def busy(self, session: SessionId) -> bool:  # noqa: ARG002
+    def busy(self, session: SessionId) -> bool:
         return False
 
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
