@@ -230,7 +230,7 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     """Connect to the daemon of the wanted GPU; start a daemon if none answers and there could be a
     GPU."""
     from kiwi_core.client.directory import may_start_in
-    from kiwi_core.client.returning import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
+    from kiwi_core.client.waiting import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
 
     directory = directory_of(args)
     named = args.gpu or os.environ.get(config.ENV_GPU)
@@ -305,7 +305,7 @@ def _first_that_answers(
 def _once_there_is_room(client: Client) -> Welcome:
     """Connect, and wait if the daemon is full. Without it the program would use the GPU at the same
     time as those who take turns."""
-    from kiwi_core.client.patience import FULL_AGAIN_S
+    from kiwi_core.client.waiting import FULL_AGAIN_S
 
     said = False
     while True:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # does not load typing
 if TYPE_CHECKING:
-    from kiwi_core.client.client import Client
+    from kiwi_core.client.client import Client, Ticket
     from kiwi_core.client.discovery import discover
-    from kiwi_core.client.lease import LeaseCancelled, Ticket
+    from kiwi_core.client.requests import LeaseCancelled
 
 __all__ = ["Client", "LeaseCancelled", "Ticket", "discover"]
 
 _HOMES = {
     "Client": "client",
-    "LeaseCancelled": "lease",
-    "Ticket": "lease",
+    "LeaseCancelled": "requests",
+    "Ticket": "client",
     "discover": "discovery",
 }
 

@@ -14,12 +14,11 @@ import os
 import threading
 import time
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
-from kiwi_core.client.changes import Changes
-from kiwi_core.client.forking import let_go_in_children
 from kiwi_core.client.link import BRIEFLY_S, DaemonSocket, dial, disconnected, no_daemon
-from kiwi_core.client.patience import Patience
-from kiwi_core.client.request_table import PENDING_MAX, BurstNumbers, Request, RequestTable
+from kiwi_core.client.requests import PENDING_MAX, BurstNumbers, Request, RequestTable
+from kiwi_core.client.waiting import Changes, Patience
 from kiwi_core.client.watcher import Watcher
 from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 from kiwi_core.wire.messages import GetStatus, UserNotice
@@ -33,6 +32,19 @@ if TYPE_CHECKING:
 
 _numbers_of: dict[str, BurstNumbers] = {}
 """By socket. A daemon knows processes, not clients: a process's next client counts on from here."""
+
+
+_channels: WeakSet[Channel] = WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Close a forked child's copies of the sockets: otherwise the daemon would not see the end of
+    the parent while a child lives."""
+    for channel in tuple(_channels):
+        channel.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class Channel:
@@ -80,7 +92,7 @@ class Channel:
         """Number of failed attempts to reconnect."""
         self._refusal: KiwiError | None = None
         """Why the last attempt failed or the connection broke; ``None`` while it is connected."""
-        let_go_in_children(self)
+        _channels.add(self)
 
     def _make_locks(self) -> None:
         self._dialling = threading.Lock()

@@ -9,11 +9,9 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.client.channel import Channel
-from kiwi_core.client.cuda_library import loaded_cuda_library
-from kiwi_core.client.lease import LeaseCancelled, Ticket
 from kiwi_core.client.link import disconnected
-from kiwi_core.client.patience import SLICE_S, Patience
-from kiwi_core.client.request_table import Lease, Request, RequestTable
+from kiwi_core.client.requests import Lease, LeaseCancelled, Request, RequestTable
+from kiwi_core.client.waiting import SLICE_S, Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
@@ -60,6 +58,60 @@ if TYPE_CHECKING:
 
 _WITHDRAWN_S: Final = 0.25
 """How long ``cancel`` waits for the daemon to confirm that the place in the queue is free."""
+
+
+def loaded_cuda_library() -> str:
+    """Return the path of the ``libcuda.so`` mapped into this process, or "".
+
+    Loads nothing. The daemon needs the path: a real driver and an emulating daemon do not mix.
+    """
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            for line in maps:
+                if b"/libcuda.so" in line:
+                    # address perms offset dev inode path; the path may hold spaces
+                    path = line.split(None, 5)[5].rstrip(b"\n")
+                    return path.decode(errors="replace")[:4096]
+    except OSError:
+        pass  # no /proc: the path cannot be known
+    return ""
+
+
+class Ticket:
+    """One request for the GPU, made by ``Client.begin``. Any thread may use it."""
+
+    def __init__(self, client: Client, lease: Lease) -> None:
+        self._client = client
+        self._lease = lease
+
+    @property
+    def burst(self) -> int:
+        return self._lease.burst
+
+    @property
+    def last_waiting(self) -> Waiting | None:
+        """The place in the queue, by the daemon's last message."""
+        return self._lease.waiting
+
+    def poll(self) -> Granted | None:
+        """Return the grant, or ``None`` while waiting. Never blocks.
+
+        Raises ``LeaseCancelled`` after ``cancel``, and ``PeerError`` if the daemon refused, or
+        ("no-daemon") has been away for the client's ``daemon_grace_s``.
+        """
+        return self._client.look(self._lease)
+
+    def wait(self, timeout_s: float | None) -> Granted | None:
+        """Do the same as ``poll``, but wait up to ``timeout_s`` for the grant.
+
+        A grant within the first milliseconds costs no more than a round trip over the socket.
+        """
+        return self._client.wait_for(self._lease, timeout_s)
+
+    def cancel(self) -> None:
+        """Give up the wait (or the burst, if it was granted meanwhile), and wait shortly for the
+        daemon to confirm. Does nothing when the wait is over."""
+        self._client.cancel(self._lease)
 
 
 class Client:

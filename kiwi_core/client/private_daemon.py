@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
@@ -16,6 +15,7 @@ from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 READY_WITHIN_S: Final = 120.0
 """Includes the time to compile the emulated driver first."""
@@ -26,7 +26,14 @@ ENDS_WITHIN_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.05
 _LOG_LINES: Final = 5
 
-_GUARD: Final = Path(__file__).with_name("guard.py")
+_GUARD: Final = """
+import os, signal, sys
+sys.stdin.buffer.read()
+os.kill(int(sys.argv[1]), signal.SIGTERM)
+"""
+"""The guard's program. The process that started it holds the other end of its standard input, and
+the kernel closes that however the process ends. (Linux's parent-death signal follows the thread
+that started a process, not the process.)"""
 
 
 class Guard:
@@ -35,7 +42,7 @@ class Guard:
 
     def __init__(self, pid: int) -> None:
         self._process = subprocess.Popen(
-            interpreter.bare(_GUARD, str(pid)),
+            interpreter.source(_GUARD, str(pid)),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, cwd=interpreter.DIRECTORY,
         )  # fmt: skip

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.patience import Patience
+from kiwi_core.client.waiting import Patience
 
 if TYPE_CHECKING:
     from kiwi_core.client.channel import Channel

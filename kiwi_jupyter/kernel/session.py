@@ -203,7 +203,7 @@ class KernelSession:
         """Wait for a daemon that was here: it may be restarting at this moment, and whoever touches
         the GPU now does so without it, or without its emulated driver. ``None`` if there was none,
         or it has not come; it is not waited for again."""
-        from kiwi_core.client.returning import REVIVED_WITHIN_S, await_return
+        from kiwi_core.client.waiting import REVIVED_WITHIN_S, await_return
 
         within_s = self._config.daemon_grace_s
         if self._may_start_here():
@@ -288,7 +288,7 @@ class KernelSession:
 
     def _revive(self, path: Path) -> None:
         from kiwi_core.client.autostart import autostart
-        from kiwi_core.client.returning import REVIVED_WITHIN_S
+        from kiwi_core.client.waiting import REVIVED_WITHIN_S
 
         time.sleep(REVIVED_WITHIN_S)
         client = self._client
@@ -314,7 +314,7 @@ class KernelSession:
 
     def _emulate(self, emulation: Emulation, gpu_name: str) -> None:
         """Use the daemon's emulated driver, if no other one is loaded yet."""
-        from kiwi_core.client.cuda_library import loaded_cuda_library
+        from kiwi_core.client.client import loaded_cuda_library
 
         loaded = loaded_cuda_library()
         if loaded and not _same_file(loaded, emulation.libcuda):
@@ -445,7 +445,7 @@ def _same_file(one: str, other: str) -> bool:
 def _show_only(welcome: Welcome) -> None:
     """Let CUDA see only the GPU with the lease: it would compute on its first one. Not where the
     user gave CUDA a list of several, or none; and one that is loaded has read it already."""
-    from kiwi_core.client.cuda_library import loaded_cuda_library
+    from kiwi_core.client.client import loaded_cuda_library
     from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 
     theirs = ENV_VISIBLE in os.environ and not only_visible(os.environ)

@@ -13,7 +13,7 @@ import pytest
 
 from kiwi_core.client import Client
 from kiwi_core.client.link import DaemonSocket, welcomed
-from kiwi_core.client.patience import Patience
+from kiwi_core.client.waiting import Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.wire.framing import encode

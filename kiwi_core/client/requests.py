@@ -12,8 +12,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.lease import LeaseCancelled
-from kiwi_core.client.patience import Patience
+from kiwi_core.client.waiting import Patience
 from kiwi_core.errors import CallerError, KiwiError, PeerError
 from kiwi_core.wire.legality import ANSWERS
 from kiwi_core.wire.messages import (
@@ -39,6 +38,13 @@ PENDING_MAX: Final = 256
 
 _ANSWERS: Final = frozenset(ANSWERS.values()) - {Welcome, StatusReport}
 """Messages that only answer a request: a welcome begins a connection, a status may be watched."""
+
+
+class LeaseCancelled(CallerError):  # noqa: N818 - an outcome that was asked for
+    """The caller has cancelled its wait. The place in the queue is free."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled", "The wait for the GPU was cancelled.")
 
 
 class Phase(Enum):
