@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from common import arguments, report, table, target
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched.model.policy import Terms
+from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.policy import make
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.fleet import Plan, Work, run
@@ -86,8 +86,10 @@ def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
         for gbps in SPEEDS:
             swap_ns = _swap_ns(machine(gbps), largest_bytes)
             for policy in NAMES:
-                terms = Terms(DEFAULTS.tq_ns, DEFAULTS.min_run_ns, DEFAULTS.swap_floor_factor)
-                bound_ns = make(policy).bound_ns(terms, MIXES[mix].sessions - 1, swap_ns)
+                turn_settings = TurnSettings(
+                    DEFAULTS.tq_ns, DEFAULTS.min_run_ns, DEFAULTS.swap_floor_factor
+                )
+                bound_ns = make(policy).bound_ns(turn_settings, MIXES[mix].sessions - 1, swap_ns)
                 if bound_ns is not None:
                     found[mix, gbps, policy] = ns_to_seconds(bound_ns)
     return found

@@ -228,7 +228,7 @@ class GpuDaemon:
             host_budget_bytes=self._budget.budget_bytes,
             everybody=self._everybody,
             runners=self._runners,
-            loose=self._loose,
+            unlocked=self._unlocked,
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
             found=self._found_elsewhere,
@@ -395,8 +395,8 @@ class GpuDaemon:
     def _runners(self) -> list[Target]:
         return self._targets(self._core.scheduler.holders)
 
-    def _loose(self) -> list[Target]:
-        return self._targets(self._core.scheduler.loose)
+    def _unlocked(self) -> list[Target]:
+        return self._targets(self._core.scheduler.unlocked)
 
     def _targets(self, sessions: Iterable[SessionId]) -> list[Target]:
         members = map(self._registry.get, sessions)

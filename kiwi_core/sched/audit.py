@@ -8,7 +8,7 @@ from kiwi_core.sched.actions import PageIn
 from kiwi_core.sched.model.history import MOVES, turn_of
 from kiwi_core.sched.model.needs import need_bytes
 from kiwi_core.sched.model.session import Doing, Home, Session, Want
-from kiwi_core.sched.model.state import is_astray
+from kiwi_core.sched.model.state import is_misplaced
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import NS_PER_MS
 
@@ -104,7 +104,7 @@ def _check_places(st: State) -> None:
     partly = {s.id for s in waiting if s.owned and s.home is Home.OUT}
     _equal("waiting partly in", set(st.waiting_partly_in), partly)
     _equal("waiting in", set(st.waiting_in), {s.id for s in waiting} - partly)
-    _equal("astray", set(st.astray), {s.id for s in sessions if is_astray(s)})
+    _equal("misplaced", set(st.misplaced), {s.id for s in sessions if is_misplaced(s)})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
     _equal("stories", st.stories.present(), set(st.sessions))
     coming_in = all(id_ in st.queue and s.op is not None for id_, s in st.chosen.items())
@@ -149,9 +149,12 @@ def _check_policy(st: State) -> None:
 def _check_rules(st: State) -> None:
     _true("wakes in the past", st.wake_ns is None or st.wake_ns > st.now_ns)
     asked = dict.fromkeys(st.sessions, 0)
-    for (id_, request), wish in st.wishes.items():
-        _true("a wish under another's name", (wish.session.id, wish.request) == (id_, request))
-        asked[id_] += wish.bytes
+    for (id_, request), wanted in st.room_requests.items():
+        _true(
+            "a room request under another's name",
+            (wanted.session.id, wanted.request) == (id_, request),
+        )
+        asked[id_] += wanted.bytes
     _equal("asked for", {s.id: s.asked_bytes for s in st.sessions.values()}, asked)
     making_room = bool(st.ops) and not st.queue and not st.runners
     _true("hinted, but nothing is done for it", st.hinted is None or making_room)

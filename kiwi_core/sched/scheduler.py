@@ -84,7 +84,7 @@ class Scheduler:
 
     @property
     def tq_ns(self) -> int:
-        return self._st.terms.tq_ns
+        return self._st.turn_settings.tq_ns
 
     @property
     def policy(self) -> str:
@@ -101,11 +101,11 @@ class Scheduler:
         return self._st.at_work
 
     @property
-    def loose(self) -> tuple[SessionId, ...]:
+    def unlocked(self) -> tuple[SessionId, ...]:
         """The sessions that were stopped in mid-burst, but have no GPU memory, so that the driver
         cannot hold them: observe them often, since they may begin to use the GPU at any moment."""
         stopped = (*self._st.queue.values(), *self._st.kept_out.values())
-        return tuple(session.id for session in stopped if session.mid_burst and session.loose)
+        return tuple(session.id for session in stopped if session.mid_burst and session.unlocked)
 
     @property
     def unread(self) -> tuple[SessionId, ...]:

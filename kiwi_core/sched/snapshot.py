@@ -35,20 +35,20 @@ def snapshot(
     free_bytes = st.total_bytes - st.outside_bytes
     free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
     round_trip_ns = _round_trip_ns(st, present)
-    floor_ns = round(st.terms.swap_floor_factor * (round_trip_ns or 0))
+    floor_ns = round(st.turn_settings.swap_floor_factor * (round_trip_ns or 0))
     return GpuView(
         total_bytes=st.total_bytes,
         free_bytes=max(0, free_bytes),
         outside_bytes=st.outside_bytes,
         paged_out_bytes=sum(session.paged_out_bytes for session in st.sessions.values()),
         host_budget_bytes=st.host_budget_bytes,
-        tq_ns=st.terms.tq_ns,
+        tq_ns=st.turn_settings.tq_ns,
         anti_thrash=st.anti_thrash,
         policy=st.policy.name,
         serialised=st.serialised,
         why=_why(st),
         swap_round_trip_ns=round_trip_ns,
-        floor_ns=max(floor_ns, min(st.terms.tq_ns, st.terms.min_run_ns)),
+        floor_ns=max(floor_ns, min(st.turn_settings.tq_ns, st.turn_settings.min_run_ns)),
         holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
         queue=_queue_told(st, told, now_ns) if told is not None else _queue(st, now_ns),
         foretold=len(forecast.kept),

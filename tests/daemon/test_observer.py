@@ -45,7 +45,7 @@ async def _looks(*, waits: bool, enough: int) -> int:
         host_budget_bytes=lambda: 0,
         everybody=list,
         runners=list,
-        loose=list,
+        unlocked=list,
         waiting=lambda: waits,
         feed=lambda event: feed(event) if hasattr(event, "free_bytes") else None,
     )

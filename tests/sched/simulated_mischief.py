@@ -27,10 +27,10 @@ class Mischief:
     def _check_wishes(self) -> None:
         """Check that a session that runs alone, while nothing moves, soon hears about room."""
         st = self.scheduler._st
-        for wish in st.wishes.values():
-            if wish.promised_ns is None and [*st.runners] == [wish.session.id] and not st.ops:
-                age_ns = self.now_ns - wish.asked_ns
-                assert age_ns <= CONFIG.room_patience_ns, f"{wish.session.id} waits for room"
+        for wanted in st.room_requests.values():
+            if wanted.promised_ns is None and [*st.runners] == [wanted.session.id] and not st.ops:
+                age_ns = self.now_ns - wanted.asked_ns
+                assert age_ns <= CONFIG.room_patience_ns, f"{wanted.session.id} waits for room"
 
     def _report_memory(self) -> None:
         resting = {p.id: p for p in self.procs.values() if p.flight is None}
@@ -98,7 +98,7 @@ class Mischief:
             return
         proc.leaving, proc.kept_out = True, False
         proc.phase = "idle"
-        proc.wish = None
+        proc.wanted = None
         proc.token += 1
         self.holders.discard(proc.id)
         at_rest = proc.flight is None and not proc.held and proc.home == "in"
@@ -209,8 +209,8 @@ class Mischief:
             self._rejoin(proc)
         self._report_memory()
         for proc in procs:
-            if proc.wish is not None:
-                request, size = proc.wish
+            if proc.wanted is not None:
+                request, size = proc.wanted
                 self.tell(ev.RoomWanted(session=proc.id, request=request, bytes=size))
             if proc.phase == "waiting" and not proc.leaving:
                 self.tell(ev.LeaseRequested(session=proc.id, burst=proc.burst))

@@ -8,7 +8,7 @@ from simulated_world import BYTES_PER_S, CONFIG, FIXED_NS, JITTER_NS, TOTAL_BYTE
 
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.policy import Terms
+from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.rules.immovable import CANNOT_BE_HELD
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
@@ -75,8 +75,10 @@ class Notebooks:
         others = self.plan.sessions - 1
         if self.plan.policy == "round-robin":  # only those ahead count
             others = len(st.queue) + st.holders + len(st.chosen) + 1
-        terms = Terms(self.longest_tq_ns, CONFIG.min_run_ns, CONFIG.swap_floor_factor)
-        return st.policy.bound_ns(terms, others, swap_ns + 2 * JITTER_NS)
+        turn_settings = TurnSettings(
+            self.longest_tq_ns, CONFIG.min_run_ns, CONFIG.swap_floor_factor
+        )
+        return st.policy.bound_ns(turn_settings, others, swap_ns + 2 * JITTER_NS)
 
     def _overtime_ns(self) -> int:
         """Return how long sessions without a gate have held the lease. Their turns cannot be ended,
@@ -158,25 +160,25 @@ class Notebooks:
     def _allocate(self, proc: Proc) -> None:
         """Grow or shrink ``proc``, as frameworks do, which mostly keep their memory."""
         grow = self.rng.random() < 0.8
-        wish = self.rng.randrange(self.plan.bytes_max) if grow else proc.device_bytes // 2
-        if wish - proc.device_bytes <= self.free_bytes():
-            proc.device_bytes = wish
-        elif self.plan.asks_for_room and proc.wish is None:
-            self._ask_for_room(proc, wish - proc.device_bytes)
+        wanted = self.rng.randrange(self.plan.bytes_max) if grow else proc.device_bytes // 2
+        if wanted - proc.device_bytes <= self.free_bytes():
+            proc.device_bytes = wanted
+        elif self.plan.asks_for_room and proc.wanted is None:
+            self._ask_for_room(proc, wanted - proc.device_bytes)
         else:
             self.counts.out_of_memory += 1
 
     def _ask_for_room(self, proc: Proc, size: int) -> None:
         self.requests += 1
-        proc.wish = (self.requests, size)
+        proc.wanted = (self.requests, size)
         self.tell(ev.RoomWanted(session=proc.id, request=self.requests, bytes=size))
 
     def _room_answered(self, answer: act.RoomAnswer) -> None:
         proc = self.procs[answer.session]
-        assert proc.wish is not None, "an answer that nobody waits for"
-        request, size = proc.wish
+        assert proc.wanted is not None, "an answer that nobody waits for"
+        request, size = proc.wanted
         assert answer.request == request
-        proc.wish = None
+        proc.wanted = None
         if isinstance(answer, act.RoomDenied):
             self.counts.room_denied += 1
             self.counts.out_of_memory += 1

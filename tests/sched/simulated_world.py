@@ -130,7 +130,7 @@ class Proc:
     work_ns: int = 0
     since_ns: int = 0
     token: int = 0
-    wish: tuple[int, int] | None = None
+    wanted: tuple[int, int] | None = None
     """Number and bytes of its request for room."""
     asked_ns: int = 0
     bound_ns: int | None = None

@@ -12,7 +12,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.forecast.futures import CROWD, GRANTS, futures, tail_ns
 from kiwi_core.sched.forecast.lookahead import NEVER_NS, Run, burst_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
-from kiwi_core.sched.model.session import Session, Wish
+from kiwi_core.sched.model.session import RoomRequest, Session
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import names
 from kiwi_core.states import Notice
@@ -195,10 +195,10 @@ def test_who_nobody_refers_to_stays_behind() -> None:
 
 def test_a_wish_for_room_comes_along() -> None:
     st = state(two())
-    st.wishes[A, 1] = Wish(st.sessions[A], 1, 1 << 30, 62 * S)
+    st.room_requests[A, 1] = RoomRequest(st.sessions[A], 1, 1 << 30, 62 * S)
     twin = copy_of(st)
-    assert twin.wishes[A, 1].session is twin.sessions[A]
-    assert twin.wishes[A, 1] is not st.wishes[A, 1]
+    assert twin.room_requests[A, 1].session is twin.sessions[A]
+    assert twin.room_requests[A, 1] is not st.room_requests[A, 1]
 
 
 # --- a newcomer -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant
 from kiwi_core.sched.model import usage
-from kiwi_core.sched.model.policy import Policy, Terms
+from kiwi_core.sched.model.policy import Policy, TurnSettings
 from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.usage import Usage
 from kiwi_core.sched.policy import check_name, names, registry
@@ -85,11 +85,11 @@ def test_a_policy_is_added_by_registering_it(monkeypatch: pytest.MonkeyPatch) ->
         name = "last-first"
         summary = "for those who come late"
 
-        def order(self, scene):  # type: ignore[no-untyped-def]
-            return reversed(scene.queue.values())
+        def order(self, context):  # type: ignore[no-untyped-def]
+            return reversed(context.queue.values())
 
     assert names() == ("interactive", "last-first", "round-robin")
-    assert LastFirst().bound_ns(Terms(NS_PER_S, 0, 1.0), 3, NS_PER_S) is None
+    assert LastFirst().bound_ns(TurnSettings(NS_PER_S, 0, 1.0), 3, NS_PER_S) is None
     world = World("gpu 10 policy=last-first")
     world.do(0, "memory outside=0; a joins; b joins; c joins")
     world.do(1, "a asks 1; b asks 1; c asks 1")

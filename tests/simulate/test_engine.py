@@ -193,7 +193,7 @@ class Bounded(Simulation):
         machine = self._machine
         move_ns = int(80 * GIB * NS_PER_S / machine.out_bytes_per_s / (1 - machine.noise))
         swap_ns = 2 * (move_ns + machine.swap_fixed_ns) + machine.look_ns
-        quantum_ns = max(state.terms.tq_ns, swap_ns)
+        quantum_ns = max(state.turn_settings.tq_ns, swap_ns)
         self.bounds = {**getattr(self, "bounds", {}), proc.id: ahead * (quantum_ns + swap_ns)}
         super()._ask(proc)
 

@@ -14,15 +14,15 @@
 
 static const int64_t WITHOUT_DAEMON_NS = 30 * (int64_t)1000000000; /* the daemon may be restarted meanwhile */
 
-struct wish { /* on the stack of the thread that waits */
-    struct wish *next;
+struct room_request { /* on the stack of the thread that waits */
+    struct room_request *next;
     uint64_t request, bytes;
     bool asked, answered, granted;
 };
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static pthread_cond_t changed;                         /* on CLOCK_MONOTONIC */
-static struct wish *wishes;
+static struct room_request *room_requests;
 static uint64_t last_request;
 static bool connected, ended;
 static int64_t away_since_ns = INT64_MIN / 2; /* when the daemon was lost; long ago: there never was one */
@@ -49,34 +49,34 @@ void kp_link_books_changed(void) {
     if (__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) raise_flag(&books_changed);
 }
 
-static void forget(struct wish *wish) {
-    struct wish **at = &wishes;
-    while (*at != wish) at = &(*at)->next;
-    *at = wish->next;
+static void forget(struct room_request *asker) {
+    struct room_request **at = &room_requests;
+    while (*at != asker) at = &(*at)->next;
+    *at = asker->next;
 }
 
-static bool await(struct wish *wish, int64_t until_ns) {
-    while (!wish->answered && !ended) {
+static bool await(struct room_request *asker, int64_t until_ns) {
+    while (!asker->answered && !ended) {
         int64_t alone_ns = away_since_ns + WITHOUT_DAEMON_NS;
         int64_t limit_ns = connected || until_ns < alone_ns ? until_ns : alone_ns;
         if (kp_now_ns() >= limit_ns) break;
         struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
         pthread_cond_timedwait(&changed, &mu, &limit);
     }
-    return wish->granted;
+    return asker->granted;
 }
 
 bool kp_link_want_room(uint64_t bytes, int64_t until_ns) {
-    struct wish wish = {.bytes = bytes};
+    struct room_request asker = {.bytes = bytes};
     if (!__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) return false;
     kp_gate_stand_aside(true);
     pthread_mutex_lock(&mu);
-    wish.request = ++last_request;
-    wish.next = wishes;
-    wishes = &wish;
+    asker.request = ++last_request;
+    asker.next = room_requests;
+    room_requests = &asker;
     kp_link_wake();
-    bool granted = await(&wish, until_ns);
-    forget(&wish);
+    bool granted = await(&asker, until_ns);
+    forget(&asker);
     pthread_mutex_unlock(&mu);
     kp_gate_stand_aside(false);
     return granted;
@@ -119,10 +119,10 @@ bool kp_link_take_lease(void) { return take(&lease_wanted); }
 bool kp_link_take_books(void) { return take(&books_changed); }
 
 bool kp_link_take_room(uint64_t *request, uint64_t *bytes) {
-    struct wish *oldest = NULL; /* the list has the youngest first */
+    struct room_request *oldest = NULL; /* the list has the youngest first */
     pthread_mutex_lock(&mu);
-    for (struct wish *wish = wishes; wish; wish = wish->next)
-        if (!wish->asked) oldest = wish;
+    for (struct room_request *asker = room_requests; asker; asker = asker->next)
+        if (!asker->asked) oldest = asker;
     if (oldest) {
         oldest->asked = true;
         *request = oldest->request;
@@ -135,17 +135,17 @@ bool kp_link_take_room(uint64_t *request, uint64_t *bytes) {
 bool kp_link_room_wanted(void) {
     bool wanted = false;
     pthread_mutex_lock(&mu);
-    for (struct wish *wish = wishes; wish; wish = wish->next) wanted = wanted || !wish->answered;
+    for (struct room_request *asker = room_requests; asker; asker = asker->next) wanted = wanted || !asker->answered;
     pthread_mutex_unlock(&mu);
     return wanted;
 }
 
 void kp_link_answer_room(uint64_t request, bool granted) {
     pthread_mutex_lock(&mu);
-    for (struct wish *wish = wishes; wish; wish = wish->next) {
-        if (wish->request != request || !wish->asked) continue;
-        wish->answered = true;
-        wish->granted = granted;
+    for (struct room_request *asker = room_requests; asker; asker = asker->next) {
+        if (asker->request != request || !asker->asked) continue;
+        asker->answered = true;
+        asker->granted = granted;
     }
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mu);
@@ -155,7 +155,7 @@ void kp_link_now_connected(bool now) {
     pthread_mutex_lock(&mu);
     if (connected && !now) away_since_ns = kp_now_ns();
     connected = now;
-    for (struct wish *wish = wishes; wish; wish = wish->next) wish->asked = false;
+    for (struct room_request *asker = room_requests; asker; asker = asker->next) asker->asked = false;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mu);
     take(&lease_wanted); /* a thread that wanted the lease was let through, or asks again */

@@ -76,7 +76,7 @@ static bool say_state(int64_t now_ns) {
     return queue(kp_say_state(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), &report));
 }
 
-static bool say_wishes(void) {
+static bool say_room_requests(void) {
     uint64_t request, bytes;
     /* Otherwise the thread that wanted the lease has been let through meanwhile. */
     if (kp_link_take_lease() && (kp_gate_is_armed() || kp_gate_is_shut())) {
@@ -121,7 +121,7 @@ bool kp_talk_say(int64_t now_ns) {
     bytes_unsaid = bytes_unsaid || kp_link_take_books(); /* while the flag stays raised, nobody wakes us again */
     bool due = bytes_unsaid && now_ns >= state_said_ns + STATE_EVERY_NS;
     if ((state_said != kp_pager_state() || due) && !say_state(now_ns)) return false;
-    return say_wishes();
+    return say_room_requests();
 }
 
 int64_t kp_talk_due_ns(void) {

@@ -341,7 +341,7 @@ class Forecast:
 
 
 def _settings(st: State) -> tuple[object, ...]:
-    return st.policy.name, st.terms.tq_ns, st.anti_thrash
+    return st.policy.name, st.turn_settings.tq_ns, st.anti_thrash
 
 
 def _kind(st: State, waiter: Session) -> _Kind:

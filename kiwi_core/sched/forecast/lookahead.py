@@ -61,7 +61,7 @@ class Run:
     the first burst; the others get quantiles so that over several runs each has all evenly."""
 
     def __init__(self, st: State, now_ns: int, chance: float, *, spread: bool) -> None:
-        self._st = twin = copy_of(st)
+        self._st = copied = copy_of(st)
         self._now_ns = self._began_ns = now_ns
         self.steps = 0
         """Number of events so far, which measures the run's cost."""
@@ -73,13 +73,13 @@ class Run:
         """When the bus is free for the next move, by direction."""
         self._lengths_ns: dict[SessionId, int] = {}
         step = GOLDEN if spread else 0.0
-        for number, (id_, session) in enumerate(twin.sessions.items()):
+        for number, (id_, session) in enumerate(copied.sessions.items()):
             if session.counted_active_bytes:
                 had_ns = session.attained_ns + session.run_ns(now_ns)
                 self._lengths_ns[id_] = burst_ns(session, had_ns, (chance + number * step) % 1.0)
-        for session in twin.ops.values():
+        for session in copied.ops.values():
             self._expect_report(session)
-        for runner in twin.runners.values():
+        for runner in copied.runners.values():
             self._expect_end(runner)
 
     def waits_ns(self, grants_max: int, steps_max: int = STEPS_MAX) -> dict[SessionId, int]:

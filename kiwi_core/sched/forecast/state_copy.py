@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.policy import Policy
-from kiwi_core.sched.model.session import Running, Session, Wish
+from kiwi_core.sched.model.session import RoomRequest, Running, Session
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.model.stories import Stories
@@ -27,60 +27,60 @@ _SESSION: Final = attrgetter(*(one.name for one in fields(Session)))
 _OPERATION: Final = attrgetter(*(one.name for one in fields(Running)))
 
 _SHARED: Final = frozenset({"config", "sessions", "stories", "history", "speed", "swaps"})
-"""Fields of ``State`` that never change, or that the twin gets anew."""
+"""Fields of ``State`` that never change, or that the copy gets anew."""
 
 _PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 
 
 def copy_of(st: State) -> State:
-    """Return a twin of ``st``. Changes of the twin leave ``st`` as it is."""
-    twins: dict[SessionId, Session] = {}
-    twin = object.__new__(State)
+    """Return a copy of ``st``. Changes of the copy leave ``st`` as it is."""
+    copies: dict[SessionId, Session] = {}
+    copied = object.__new__(State)
     for name, value in vars(st).items():
-        twin.__dict__[name] = value if name in _SHARED else _mapped(value, twins)
-    twin.__dict__.update(
-        sessions=twins,
+        copied.__dict__[name] = value if name in _SHARED else _mapped(value, copies)
+    copied.__dict__.update(
+        sessions=copies,
         stories=_UNTOLD,
         history=_Unwritten(0, 0),
         speed=_Settled(st.speed),
         swaps=deque(maxlen=0),
     )
-    return twin
+    return copied
 
 
 def _session(session: Session) -> Session:
-    twin = Session(*_SESSION(session))
-    twin.peaks_bytes = session.peaks_bytes.copy()
-    twin.durations_ns = session.durations_ns.copy()
+    copied = Session(*_SESSION(session))
+    copied.peaks_bytes = session.peaks_bytes.copy()
+    copied.durations_ns = session.durations_ns.copy()
     if session.op is not None:
-        twin.op = Running(*_OPERATION(session.op))
-    return twin
+        copied.op = Running(*_OPERATION(session.op))
+    return copied
 
 
-def _mapped(value: Any, twins: dict[SessionId, Session]) -> Any:
-    """Return a copy of ``value`` with its sessions' twins; each twin is made when first met."""
+def _mapped(value: Any, copies: dict[SessionId, Session]) -> Any:
+    """Return a copy of ``value`` with its sessions' copies; each copy is made when first met."""
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is Session:
-        if value.id not in twins:
-            twins[value.id] = _session(value)
-        return twins[value.id]
+        if value.id not in copies:
+            copies[value.id] = _session(value)
+        return copies[value.id]
     if kind is dict or kind is OrderedDict:
-        return kind((key, _mapped(one, twins)) for key, one in value.items())
+        return kind((key, _mapped(one, copies)) for key, one in value.items())
     if kind is list or kind is tuple:
-        return kind(_mapped(one, twins) for one in value)
-    if kind is Wish:
-        return replace(value, session=_mapped(value.session, twins))
+        return kind(_mapped(one, copies) for one in value)
+    if kind is RoomRequest:
+        return replace(value, session=_mapped(value.session, copies))
     if isinstance(value, Policy):
         made = object.__new__(kind)
-        made.__dict__.update((name, _mapped(one, twins)) for name, one in vars(value).items())
+        made.__dict__.update((name, _mapped(one, copies)) for name, one in vars(value).items())
         return made
     return copy(value)
 
 
 class _Untold(Stories):
-    """Stories of a twin, which no caller reads."""
+    """Stories of a copy, which no caller reads."""
 
     def add(self, session: SessionId, at_ns: int, template: str, *arguments: object) -> None:
         pass

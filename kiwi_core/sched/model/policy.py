@@ -1,8 +1,9 @@
 """The decisions of a policy. Everything else (room, operations, failures) is the same for all.
 
-A policy only reads the ``Scene`` and its sessions. It may set ``level`` and ``protected_until_ns``
-of a session, and keep any state of its own that it can make again in ``adopt``. Its only clock is
-``Scene.now_ns``. The settle pass calls it many times a second, so it must be fast.
+A policy only reads the ``PolicyContext`` and its sessions. It may set ``level`` and
+``protected_until_ns`` of a session, and keep any state of its own that it can make again in
+``adopt``. Its only clock is ``PolicyContext.now_ns``. The settle pass calls it many times a second,
+so it must be fast.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Terms:
+class TurnSettings:
     """The settings that determine quanta; they may change at any time."""
 
     tq_ns: int
@@ -28,14 +29,14 @@ class Terms:
     swap_floor_factor: float
 
 
-class Scene(Protocol):
+class PolicyContext(Protocol):
     """The part of the scheduler's ``State`` that a policy may read."""
 
     @property
     def now_ns(self) -> int: ...
 
     @property
-    def terms(self) -> Terms: ...
+    def turn_settings(self) -> TurnSettings: ...
 
     @property
     def queue(self) -> Mapping[SessionId, Session]:
@@ -93,7 +94,7 @@ class Policy:
     """Whether newcomers go before a burst that was stopped and waits to go on. Newcomers cannot be
     foreseen, so such waits are shown as an upper bound."""
 
-    def bound_ns(self, terms: Terms, others: int, swap_ns: int) -> int | None:  # noqa: ARG002
+    def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int | None:  # noqa: ARG002
         """Return the longest wait of a session while ``others`` sessions wait or hold the lease
         and a swap (out and in) takes at most ``swap_ns``. The policy promises this bound while
         nothing fails and all sessions are of one class. ``None``: it promises nothing. Tests and
@@ -102,28 +103,32 @@ class Policy:
 
     # --- decisions ------------------------------------------------------------------------------
 
-    def order(self, scene: Scene) -> Iterable[Session]:
+    def order(self, context: PolicyContext) -> Iterable[Session]:
         """Return the waiters in the order in which they are served. Default: order of arrival."""
-        return scene.queue.values()
+        return context.queue.values()
 
-    def stop_at_ns(self, scene: Scene, runner: Session, waiter: Session) -> int:  # noqa: ARG002
+    def stop_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:  # noqa: ARG002
         """Return when ``runner`` makes way for ``waiter``, the first in order. Default: at the end
         of the runner's quantum."""
-        return runner.granted_ns + self.quantum_ns(scene, runner)
+        return runner.granted_ns + self.quantum_ns(context, runner)
 
-    def quantum_ns(self, scene: Scene, session: Session) -> int:
+    def quantum_ns(self, context: PolicyContext, session: Session) -> int:
         """Return how long ``session`` may run while others wait. Default: TQ times its weight, but
         at least ``swap_floor_factor`` times its swap."""
-        terms = scene.terms
-        tq_ns = terms.tq_ns if session.weight == 1.0 else round(terms.tq_ns * session.weight)
-        return max(tq_ns, round(terms.swap_floor_factor * scene.swap_ns(session)))
+        turn_settings = context.turn_settings
+        tq_ns = (
+            turn_settings.tq_ns
+            if session.weight == 1.0
+            else round(turn_settings.tq_ns * session.weight)
+        )
+        return max(tq_ns, round(turn_settings.swap_floor_factor * context.swap_ns(session)))
 
-    def floor_ns(self, scene: Scene, session: Session) -> int:
+    def floor_ns(self, context: PolicyContext, session: Session) -> int:
         """Return how long ``session`` runs in any case, even if the runners have outgrown the
         GPU."""
-        terms = scene.terms
-        swap_ns = round(terms.swap_floor_factor * scene.swap_ns(session))
-        return max(min(terms.tq_ns, terms.min_run_ns), swap_ns)
+        turn_settings = context.turn_settings
+        swap_ns = round(turn_settings.swap_floor_factor * context.swap_ns(session))
+        return max(min(turn_settings.tq_ns, turn_settings.min_run_ns), swap_ns)
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:  # noqa: ARG002
         """Return whether ``waiter`` may be brought in now, beside ``holders`` sessions that hold
@@ -137,37 +142,37 @@ class Policy:
         last."""
         return chain(idle, reversed(waiters))
 
-    def ahead_ns(self, scene: Scene, waiter: Session) -> int:
+    def ahead_ns(self, context: PolicyContext, waiter: Session) -> int:
         """Return how long before its turn the memory of ``waiter``, the first in order, may be
         paged in beside the runners, where there is room for all of them. Default: the time to page
         it in, and to page out as much."""
-        return scene.moving_ns(waiter)
+        return context.moving_ns(waiter)
 
-    def reorders_at_ns(self, scene: Scene) -> int | None:  # noqa: ARG002
+    def reorders_at_ns(self, context: PolicyContext) -> int | None:  # noqa: ARG002
         """Return when ``order`` changes by the passing of time alone; ``None``: never."""
         return None
 
-    def favoured_ns(self, scene: Scene, session: Session, had_ns: int) -> int:  # noqa: ARG002
+    def favoured_ns(self, context: PolicyContext, session: Session, had_ns: int) -> int:  # noqa: ARG002
         """Return how much of a turn of ``had_ns`` that ends now ``session`` had because the policy
-        put it before others; for ``Scene.usage``. (``attained_ns`` excludes this turn.)"""
+        put it before others; for ``PolicyContext.usage``. (``attained_ns`` excludes this turn.)"""
         return 0
 
     # --- notifications --------------------------------------------------------------------------
 
-    def adopt(self, scene: Scene) -> None:
+    def adopt(self, context: PolicyContext) -> None:
         """Take over the present queue: when this policy starts, and when settings change."""
-        for waiter in scene.queue.values():
-            self.joined(scene, waiter)
+        for waiter in context.queue.values():
+            self.joined(context, waiter)
 
-    def joined(self, scene: Scene, session: Session) -> None:  # noqa: ARG002
+    def joined(self, context: PolicyContext, session: Session) -> None:  # noqa: ARG002
         """Note that ``session`` has joined the tail of the queue."""
         return
 
-    def left(self, scene: Scene, session: Session) -> None:  # noqa: ARG002
+    def left(self, context: PolicyContext, session: Session) -> None:  # noqa: ARG002
         """Note that ``session`` leaves the queue: granted, withdrawn or gone."""
         return
 
-    def check(self, scene: Scene) -> None:  # noqa: ARG002
+    def check(self, context: PolicyContext) -> None:  # noqa: ARG002
         """Recompute the policy's own state from scratch and raise ``AssertionError`` where it
         differs. Tests call this after each event."""
         return

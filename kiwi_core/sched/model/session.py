@@ -212,7 +212,7 @@ class Session:
     blocked_detail: str = ""
 
     asked_bytes: int = 0
-    """The sum of its ``Wish``es: allocations that found no room and are not yet seen as held."""
+    """The sum of its ``RoomRequest``s: allocations that found no room and are not yet held."""
 
     footprint_bytes: int = 0
     """GPU memory that the session takes when all of it is in. Kept by ``State.refresh``."""
@@ -243,7 +243,7 @@ class Session:
         return self.owned and self.home is Home.OUT and self.resident_bytes > 0
 
     @property
-    def loose(self) -> bool:
+    def unlocked(self) -> bool:
         """Whether only the scheduler's records hold it: it had no GPU memory, so the driver could
         not lock it."""
         return self.home in _HELD_HOMES and not self.footprint_bytes and self.op is None
@@ -265,9 +265,9 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Wish:
-    """An allocation that found no room. It is in ``State.wishes`` until it is denied, or promised
-    and then seen in a reading of its session's memory."""
+class RoomRequest:
+    """An allocation that found no room. It is in ``State.room_requests`` until it is denied, or
+    promised and then seen in a reading of its session's memory."""
 
     session: Session
     request: int

@@ -13,7 +13,7 @@ from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.needs import need_bytes
-from kiwi_core.sched.model.policy import Terms
+from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.model.session import Doing, Home, Session, Want
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.model.accounts import Account
     from kiwi_core.sched.model.policy import Policy
-    from kiwi_core.sched.model.session import Wish
+    from kiwi_core.sched.model.session import RoomRequest
     from kiwi_core.units import OpId, SessionId
 
 SWAPS_KEPT: Final = 32
@@ -53,7 +53,7 @@ class State:
             config.room_margin_min_bytes, int(total_bytes * config.room_margin_fraction)
         )
         self.policy = policy
-        self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
+        self.turn_settings = TurnSettings(tq_ns, config.min_run_ns, config.swap_floor_factor)
         self.anti_thrash = anti_thrash
         self.protects = anti_thrash is not AntiThrash.OFF
         """Whether the expected need of runners is reserved for them."""
@@ -86,9 +86,9 @@ class State:
         """The sessions in the queue that hold GPU memory and can run without a page-in."""
         self.waiting_partly_in: dict[SessionId, Session] = {}
         """The sessions in the queue that hold GPU memory but are out (``Session.partly_in``)."""
-        self.astray: dict[SessionId, Session] = {}
+        self.misplaced: dict[SessionId, Session] = {}
         """The sessions that need an operation outside the queue's order: see
-        ``settle._tend_astray``."""
+        ``settle._tend_misplaced``."""
         self.ops: dict[OpId, Session] = {}
         """The sessions of operations that have not reported, hung ones included."""
         self.lingerers: dict[SessionId, Session] = {}
@@ -98,8 +98,8 @@ class State:
         """The sessions that gave up the lease and whose remaining GPU memory has not been read
         since."""
 
-        self.wishes: dict[tuple[SessionId, int], Wish] = {}
-        """The wishes by session and number of the request, oldest first."""
+        self.room_requests: dict[tuple[SessionId, int], RoomRequest] = {}
+        """The requests for room by session and number, oldest first."""
 
         self.hinted: Session | None = None
         """The session that is about to be used: room is being made for it, or will be in this
@@ -214,10 +214,10 @@ class State:
         if self.knows_owned:
             self._place_partly_in(session, want)
         held_or_stopped = session.home is Home.HELD or session.mid_burst
-        if held_or_stopped and is_astray(session):
-            self.astray[session.id] = session
-        elif self.astray:
-            self.astray.pop(session.id, None)
+        if held_or_stopped and is_misplaced(session):
+            self.misplaced[session.id] = session
+        elif self.misplaced:
+            self.misplaced.pop(session.id, None)
 
     def _place_partly_in(self, session: Session, want: Want | None) -> None:
         self.waiting_partly_in.pop(session.id, None)
@@ -341,7 +341,7 @@ class State:
         self.actions.append(Notify(session=session.id, notice=notice, detail=detail, cause=cause))
 
 
-def is_astray(session: Session) -> bool:
+def is_misplaced(session: Session) -> bool:
     """Return whether ``session`` is held though it wants nothing (or leaves), or free though it
     was stopped in mid-burst. A stopped process is left alone, and a session without a gate is not
     held in mid-burst."""

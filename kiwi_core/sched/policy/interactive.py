@@ -43,13 +43,13 @@ from bisect import bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.policy import Policy, Terms
+from kiwi_core.sched.model.policy import Policy, TurnSettings
 from kiwi_core.sched.policy.registry import register
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kiwi_core.sched.model.policy import Scene
+    from kiwi_core.sched.model.policy import PolicyContext
     from kiwi_core.sched.model.session import Session
     from kiwi_core.units import SessionId
 
@@ -100,62 +100,62 @@ class Interactive(Policy):
         """The queue by level, each in order of arrival."""
         self._sharing: dict[SessionId, Session] = {}
         """The sessions in the queue whose class has a share, except those that leave."""
-        self._set_times(Terms(0, 0, 0.0))
+        self._set_times(TurnSettings(0, 0, 0.0))
 
-    def _set_times(self, terms: Terms) -> None:
+    def _set_times(self, turn_settings: TurnSettings) -> None:
         """Convert the constants above to nanoseconds, since each settle pass uses them."""
-        tq_ns = terms.tq_ns
+        tq_ns = turn_settings.tq_ns
         self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
         self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
         self._guard_ns = round(GUARD_TQ * tq_ns)
-        least_ns = min(tq_ns, terms.min_run_ns)
+        least_ns = min(tq_ns, turn_settings.min_run_ns)
         self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), least_ns)
         self._patience_ns = round(PATIENCE_TQ * tq_ns)
         self._protected_ns = round(PROTECTED_TQ * tq_ns)
 
-    def bound_ns(self, terms: Terms, others: int, swap_ns: int) -> int:
-        tq_ns = terms.tq_ns
+    def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int:
+        tq_ns = turn_settings.tq_ns
         old_ns = max(PATIENCE_TQ * tq_ns, PATIENCE_FACTOR * others * (tq_ns + swap_ns))
-        turn_ns = max(PROTECTED_TQ * tq_ns, terms.swap_floor_factor * swap_ns) + swap_ns
+        turn_ns = max(PROTECTED_TQ * tq_ns, turn_settings.swap_floor_factor * swap_ns) + swap_ns
         return round(old_ns + (others + 1) * turn_ns)
 
     # --- the queue ------------------------------------------------------------------------------
 
-    def adopt(self, scene: Scene) -> None:
-        self._set_times(scene.terms)
+    def adopt(self, context: PolicyContext) -> None:
+        self._set_times(context.turn_settings)
         self._lanes = [{} for _ in range(LAST + 1)]
         self._sharing = {}
-        super().adopt(scene)
+        super().adopt(context)
 
-    def joined(self, scene: Scene, session: Session) -> None:
-        session.level = self._level(scene, session)
+    def joined(self, context: PolicyContext, session: Session) -> None:
+        session.level = self._level(context, session)
         session.protected_until_ns = 0
         self._lanes[session.level][session.id] = session
         if session.share and not session.leaving:
             self._sharing[session.id] = session
 
-    def left(self, scene: Scene, session: Session) -> None:
-        if self._is_old(scene, session) or (session.share and self._is_owed(scene, session)):
-            session.protected_until_ns = scene.now_ns + self._protected_ns
+    def left(self, context: PolicyContext, session: Session) -> None:
+        if self._is_old(context, session) or (session.share and self._is_owed(context, session)):
+            session.protected_until_ns = context.now_ns + self._protected_ns
         del self._lanes[session.level][session.id]
         self._sharing.pop(session.id, None)
 
-    def _level(self, scene: Scene, session: Session) -> int:
+    def _level(self, context: PolicyContext, session: Session) -> int:
         if session.leaving:
             return LAST  # it only wants its memory back, not to compute
-        if self._favoured_too_much(scene, session):
+        if self._favoured_too_much(context, session):
             return LAST
-        attained_ns = session.attained_ns + session.run_ns(scene.now_ns)
+        attained_ns = session.attained_ns + session.run_ns(context.now_ns)
         return bisect_right(self._levels_ns, attained_ns / session.weight)
 
-    def _favoured_too_much(self, scene: Scene, session: Session) -> bool:
+    def _favoured_too_much(self, context: PolicyContext, session: Session) -> bool:
         if not session.favoured:
             return False
-        fair_ns = scene.usage.fair_ns(scene.now_ns)
-        slack_ns = FAIR_SLACK_TQ * scene.terms.tq_ns
-        return scene.usage.favoured_ns(session, scene.now_ns) > fair_ns + slack_ns
+        fair_ns = context.usage.fair_ns(context.now_ns)
+        slack_ns = FAIR_SLACK_TQ * context.turn_settings.tq_ns
+        return context.usage.favoured_ns(session, context.now_ns) > fair_ns + slack_ns
 
-    def favoured_ns(self, scene: Scene, session: Session, had_ns: int) -> int:  # noqa: ARG002
+    def favoured_ns(self, context: PolicyContext, session: Session, had_ns: int) -> int:  # noqa: ARG002
         """Return the part of the turn before the session reaches the last level; 0 while it is on
         that level, also for having been favoured too much."""
         if session.level == LAST:
@@ -165,33 +165,33 @@ class Interactive(Policy):
 
     # --- ageing and shares ----------------------------------------------------------------------
 
-    def _old_at_ns(self, scene: Scene, waiter: Session) -> int:
-        turns_ns = scene.terms.tq_ns * (scene.usage.weight - waiter.weight)
-        swaps_ns = scene.typical_swap_ns * (scene.active - 1)
+    def _old_at_ns(self, context: PolicyContext, waiter: Session) -> int:
+        turns_ns = context.turn_settings.tq_ns * (context.usage.weight - waiter.weight)
+        swaps_ns = context.typical_swap_ns * (context.active - 1)
         patience_ns = round(PATIENCE_FACTOR * (turns_ns + swaps_ns))
         return waiter.queued_ns + max(self._patience_ns, patience_ns)
 
-    def _is_old(self, scene: Scene, waiter: Session) -> bool:
-        if scene.now_ns - waiter.queued_ns < self._patience_ns:
+    def _is_old(self, context: PolicyContext, waiter: Session) -> bool:
+        if context.now_ns - waiter.queued_ns < self._patience_ns:
             return False  # the usual case, and cheap
-        return scene.now_ns >= self._old_at_ns(scene, waiter)
+        return context.now_ns >= self._old_at_ns(context, waiter)
 
-    def _owed_at_ns(self, scene: Scene, waiter: Session) -> int:
+    def _owed_at_ns(self, context: PolicyContext, waiter: Session) -> int:
         """Return from when on a protected turn does not bring ``waiter`` above its share."""
-        sharing = len(self._sharing) + sum(bool(r.share) for r in scene.runners.values())
+        sharing = len(self._sharing) + sum(bool(r.share) for r in context.runners.values())
         share = min(waiter.share, SHARES_MAX / max(1, sharing))
         return waiter.asked_ns + round((waiter.attained_ns + self._protected_ns) / share)
 
-    def _is_owed(self, scene: Scene, waiter: Session) -> bool:
-        return scene.now_ns >= self._owed_at_ns(scene, waiter)
+    def _is_owed(self, context: PolicyContext, waiter: Session) -> bool:
+        return context.now_ns >= self._owed_at_ns(context, waiter)
 
-    def _first(self, scene: Scene) -> list[Session]:
+    def _first(self, context: PolicyContext) -> list[Session]:
         """Return the waiters that precede all levels: those below their share, then the oldest if
         it is old. A blocked one is tried, but the next old one follows it."""
         sharing = self._sharing.values()
-        first = [waiter for waiter in sharing if self._is_owed(scene, waiter)] if sharing else []
-        for waiter in scene.queue.values():
-            if not self._is_old(scene, waiter):
+        first = [waiter for waiter in sharing if self._is_owed(context, waiter)] if sharing else []
+        for waiter in context.queue.values():
+            if not self._is_old(context, waiter):
                 break
             first.append(waiter)
             if waiter.blocked is None:
@@ -200,75 +200,75 @@ class Interactive(Policy):
 
     # --- decisions ------------------------------------------------------------------------------
 
-    def order(self, scene: Scene) -> Iterable[Session]:
-        if len(scene.queue) == 1:
-            return scene.queue.values()
-        everybody = self._by_level(scene)
-        first = self._first(scene)
-        if not first and scene.waiting_in and not scene.runners:
+    def order(self, context: PolicyContext) -> Iterable[Session]:
+        if len(context.queue) == 1:
+            return context.queue.values()
+        everybody = self._by_level(context)
+        first = self._first(context)
+        if not first and context.waiting_in and not context.runners:
             next_one = next(everybody)
-            meanwhile = self._meanwhile(scene, next_one)
+            meanwhile = self._meanwhile(context, next_one)
             if meanwhile is None:
                 return chain((next_one,), everybody)
             first = [meanwhile, next_one]
         return _each_once(chain(first, everybody)) if first else everybody
 
-    def _meanwhile(self, scene: Scene, next_one: Session) -> Session | None:
+    def _meanwhile(self, context: PolicyContext, next_one: Session) -> Session | None:
         """Return the waiter that computes while ``next_one`` is paged in beside it."""
-        if next_one.id in scene.waiting_in or next_one.mid_burst or next_one.level == LAST:
+        if next_one.id in context.waiting_in or next_one.mid_burst or next_one.level == LAST:
             return None
-        if scene.moving_ns(next_one) < WORTH_TQ * scene.terms.tq_ns:
+        if context.moving_ns(next_one) < WORTH_TQ * context.turn_settings.tq_ns:
             return None
         beside = [
             waiter
-            for waiter in scene.waiting_in.values()
-            if waiter.op is None and not waiter.leaving and scene.fit_together(waiter, next_one)
+            for waiter in context.waiting_in.values()
+            if waiter.op is None and not waiter.leaving and context.fit_together(waiter, next_one)
         ]
         return min(beside, key=_level_first, default=None)
 
-    def _by_level(self, scene: Scene) -> Iterator[Session]:
-        here = sorted(scene.waiting_in.values(), key=_queued_ns) if scene.waiting_in else ()
+    def _by_level(self, context: PolicyContext) -> Iterator[Session]:
+        here = sorted(context.waiting_in.values(), key=_queued_ns) if context.waiting_in else ()
         for level, lane in enumerate(self._lanes[:LAST]):
             if lane:
                 yield from (waiter for waiter in here if waiter.level == level)
-                yield from (w for w in lane.values() if w.id not in scene.waiting_in)
+                yield from (w for w in lane.values() if w.id not in context.waiting_in)
         yield from self._lanes[LAST].values()
 
-    def reorders_at_ns(self, scene: Scene) -> int | None:
-        at_ns = [self._owed_at_ns(scene, waiter) for waiter in self._sharing.values()]
-        for waiter in scene.queue.values():
-            old_at_ns = self._old_at_ns(scene, waiter)
+    def reorders_at_ns(self, context: PolicyContext) -> int | None:
+        at_ns = [self._owed_at_ns(context, waiter) for waiter in self._sharing.values()]
+        for waiter in context.queue.values():
+            old_at_ns = self._old_at_ns(context, waiter)
             at_ns.append(old_at_ns)
-            if old_at_ns > scene.now_ns or waiter.blocked is None:
+            if old_at_ns > context.now_ns or waiter.blocked is None:
                 break
-        return min((at for at in at_ns if at > scene.now_ns), default=None)
+        return min((at for at in at_ns if at > context.now_ns), default=None)
 
-    def quantum_ns(self, scene: Scene, session: Session) -> int:
+    def quantum_ns(self, context: PolicyContext, session: Session) -> int:
         quantum_ns = self._quanta_ns[session.level]
         if session.weight != 1.0:
             quantum_ns = round(quantum_ns * session.weight)
-        return max(quantum_ns, self.floor_ns(scene, session))
+        return max(quantum_ns, self.floor_ns(context, session))
 
-    def stop_at_ns(self, scene: Scene, runner: Session, waiter: Session) -> int:
-        began_ns, in_place = runner.granted_ns, waiter.id in scene.waiting_in
+    def stop_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:
+        began_ns, in_place = runner.granted_ns, waiter.id in context.waiting_in
         guard_ns = self._in_place_ns  # where nothing would have to move
         if not in_place:
-            guard_ns = max(self._guard_ns, self.floor_ns(scene, runner))
+            guard_ns = max(self._guard_ns, self.floor_ns(context, runner))
         least_ns = max(began_ns + guard_ns, runner.protected_until_ns)
-        if self._is_old(scene, waiter) or (waiter.share and self._is_owed(scene, waiter)):
+        if self._is_old(context, waiter) or (waiter.share and self._is_owed(context, waiter)):
             return least_ns
         if runner.level > waiter.level:
             return least_ns
         # From these times on it would be queued behind the waiter: on a higher or the same level.
         above_ns = self._reaches_at_ns(runner, waiter.level + 1)
         short = in_place and not waiter.level
-        quantum_ns = guard_ns if short else self.quantum_ns(scene, runner)
+        quantum_ns = guard_ns if short else self.quantum_ns(context, runner)
         same_ns = max(self._reaches_at_ns(runner, waiter.level), began_ns + quantum_ns)
         return max(least_ns, min(above_ns, same_ns))
 
-    def ahead_ns(self, scene: Scene, waiter: Session) -> int:
+    def ahead_ns(self, context: PolicyContext, waiter: Session) -> int:
         """Return no limit for a short cell: the turn of a short runner may end at any moment."""
-        return NEVER_NS if waiter.level < LAST else super().ahead_ns(scene, waiter)
+        return NEVER_NS if waiter.level < LAST else super().ahead_ns(context, waiter)
 
     def _reaches_at_ns(self, runner: Session, level: int) -> int:
         """Return when ``runner`` will have had enough GPU time to be on ``level``."""
@@ -285,12 +285,12 @@ class Interactive(Policy):
         yield from idle
         yield from sorted(waiters, key=_last_first)
 
-    def check(self, scene: Scene) -> None:
+    def check(self, context: PolicyContext) -> None:
         for level, lane in enumerate(self._lanes):
-            queued = {id_ for id_, waiter in scene.queue.items() if waiter.level == level}
+            queued = {id_ for id_, waiter in context.queue.items() if waiter.level == level}
             if set(lane) != queued:
                 raise AssertionError(f"lane {level}: kept {set(lane)}, recomputed {queued}")
-        sharing = {i for i, s in scene.queue.items() if s.share and not s.leaving}
+        sharing = {i for i, s in context.queue.items() if s.share and not s.leaving}
         if set(self._sharing) != sharing:
             raise AssertionError(f"sharing: kept {set(self._sharing)}, recomputed {sharing}")
 

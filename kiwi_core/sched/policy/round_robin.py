@@ -15,7 +15,7 @@ from kiwi_core.sched.model.policy import Policy
 from kiwi_core.sched.policy.registry import register
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.model.policy import Terms
+    from kiwi_core.sched.model.policy import TurnSettings
 
 
 @register
@@ -23,6 +23,6 @@ class RoundRobin(Policy):
     name = "round-robin"
     summary = "first come, first served, a time quantum each"
 
-    def bound_ns(self, terms: Terms, others: int, swap_ns: int) -> int:
-        quantum_ns = max(terms.tq_ns, round(terms.swap_floor_factor * swap_ns))
+    def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int:
+        quantum_ns = max(turn_settings.tq_ns, round(turn_settings.swap_floor_factor * swap_ns))
         return others * (quantum_ns + swap_ns)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import RoomDenied, RoomMade
-from kiwi_core.sched.model.session import Home, Want, Wish
+from kiwi_core.sched.model.session import Home, RoomRequest, Want
 from kiwi_core.sched.rules import room
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import format_bytes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def wanted(st: State, event: ev.RoomWanted) -> None:
-    """Record a request. A repeated one (its program reconnected) is the same wish and is answered
+    """Record a request. A repeated one (its program reconnected) is the same and is answered
     anew."""
     session = st.sessions.get(event.session)
     if session is None or session.gone or session.leaving:
@@ -35,11 +35,11 @@ def wanted(st: State, event: ev.RoomWanted) -> None:
     if (why := _beyond_the_gpu(st, session, event.bytes)) is not None:
         _deny(st, session, event.request, why)
         return
-    wish = Wish(session, event.request, event.bytes, st.now_ns)
-    st.wishes[session.id, event.request] = wish
-    session.asked_bytes += wish.bytes
+    wanted = RoomRequest(session, event.request, event.bytes, st.now_ns)
+    st.room_requests[session.id, event.request] = wanted
+    session.asked_bytes += wanted.bytes
     st.refresh(session)
-    st.tell(session, "asks for {} more", format_bytes(wish.bytes))
+    st.tell(session, "asks for {} more", format_bytes(wanted.bytes))
 
 
 def no_longer_wanted(st: State, event: ev.RoomNoLongerWanted) -> None:
@@ -49,54 +49,58 @@ def no_longer_wanted(st: State, event: ev.RoomNoLongerWanted) -> None:
 
 
 def drop(st: State, session: Session, request: int) -> bool:
-    wish = st.wishes.pop((session.id, request), None)
-    if wish is None:
+    wanted = st.room_requests.pop((session.id, request), None)
+    if wanted is None:
         return False
-    session.asked_bytes -= wish.bytes
+    session.asked_bytes -= wanted.bytes
     st.refresh(session)
     return True
 
 
 def drop_all(st: State, session: Session) -> None:
-    for of, request in tuple(st.wishes):
+    for of, request in tuple(st.room_requests):
         if of == session.id:
             drop(st, session, request)
 
 
 def seen(st: State, session: Session, began_ns: int) -> None:
-    """Drop the wishes promised before ``began_ns``, when the session's memory was read: they are
+    """Drop the requests promised before ``began_ns``, when the session's memory was read: they are
     held by now, or no longer wanted."""
-    for wish in tuple(st.wishes.values()):
-        if wish.session is session and wish.promised_ns is not None and wish.promised_ns < began_ns:
-            drop(st, session, wish.request)
+    for wanted in tuple(st.room_requests.values()):
+        if (
+            wanted.session is session
+            and wanted.promised_ns is not None
+            and wanted.promised_ns < began_ns
+        ):
+            drop(st, session, wanted.request)
 
 
 def tend(st: State) -> None:
-    for wish in tuple(st.wishes.values()):
-        if wish.promised_ns is None:
-            _tend(st, wish)
+    for wanted in tuple(st.room_requests.values()):
+        if wanted.promised_ns is None:
+            _tend(st, wanted)
 
 
-def _tend(st: State, wish: Wish) -> None:
-    session = wish.session
-    if (why := _beyond_the_gpu(st, session, wish.bytes)) is not None:
-        _give_up(st, wish, why)  # programs outside have grown
+def _tend(st: State, wanted: RoomRequest) -> None:
+    session = wanted.session
+    if (why := _beyond_the_gpu(st, session, wanted.bytes)) is not None:
+        _give_up(st, wanted, why)  # programs outside have grown
         return
     if session.want is Want.QUEUED or session.op is not None:
         return  # the room is made before its turn comes
     kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
     others_bytes = st.claimed_bytes - session.counted_claim_bytes
-    short_bytes = wish.bytes + kept_bytes + others_bytes - st.capacity_bytes
+    short_bytes = wanted.bytes + kept_bytes + others_bytes - st.capacity_bytes
     if short_bytes <= 0:
-        wish.promised_ns = st.now_ns
-        st.actions.append(RoomMade(session=session.id, request=wish.request))
-        st.tell(session, "has room for {} more", format_bytes(wish.bytes))
+        wanted.promised_ns = st.now_ns
+        st.actions.append(RoomMade(session=session.id, request=wanted.request))
+        st.tell(session, "has room for {} more", format_bytes(wanted.bytes))
         return
     coming_bytes = room.coming_bytes(st)
     found = room.survey(st, short_bytes - coming_bytes, beside=session)
     room.evict(st, found, f"{session.id} asks for more")
     if coming_bytes + found.gain_bytes < short_bytes and not _others_make_way(st, session):
-        _be_patient(st, wish, _why_short(st, session, found))
+        _be_patient(st, wanted, _why_short(st, session, found))
 
 
 def _beyond_the_gpu(st: State, session: Session, size_bytes: int) -> str | None:
@@ -114,9 +118,9 @@ def _beyond_the_gpu(st: State, session: Session, size_bytes: int) -> str | None:
 def _promised_bytes(st: State, session: Session) -> int:
     """Return the promised bytes, which may have been taken since its memory was last read."""
     return sum(
-        wish.bytes
-        for wish in st.wishes.values()
-        if wish.session is session and wish.promised_ns is not None
+        wanted.bytes
+        for wanted in st.room_requests.values()
+        if wanted.session is session and wanted.promised_ns is not None
     )
 
 
@@ -136,18 +140,18 @@ def _why_short(st: State, session: Session, found: room.VictimSurvey) -> str:
     return room.blocked_by(st, session, found)[1]
 
 
-def _be_patient(st: State, wish: Wish, why: str) -> None:
+def _be_patient(st: State, wanted: RoomRequest, why: str) -> None:
     """Give up only after a time: a refusal, an operation in progress or a runner may pass."""
-    until_ns = wish.asked_ns + st.config.room_patience_ns
+    until_ns = wanted.asked_ns + st.config.room_patience_ns
     if until_ns > st.now_ns:
         st.wake_at(until_ns)
     else:
-        _give_up(st, wish, f"No room could be made: {why}.")
+        _give_up(st, wanted, f"No room could be made: {why}.")
 
 
-def _give_up(st: State, wish: Wish, detail: str) -> None:
-    drop(st, wish.session, wish.request)
-    _deny(st, wish.session, wish.request, detail)
+def _give_up(st: State, wanted: RoomRequest, detail: str) -> None:
+    drop(st, wanted.session, wanted.request)
+    _deny(st, wanted.session, wanted.request, detail)
 
 
 def _deny(st: State, session: Session, request: int, detail: str) -> None:

@@ -58,7 +58,7 @@ def grant_lost(st: State, session: Session) -> None:
         Grant(
             session=session.id,
             burst=session.burst,
-            quantum_ns=st.terms.tq_ns,
+            quantum_ns=st.turn_settings.tq_ns,
             cause="its GPU memory is lost: nothing to wait for",
         )
     )

@@ -30,13 +30,13 @@ def settle(st: State) -> None:
         turns.admit(st)
     if st.runners:
         turns.shelter(st)
-    if st.wishes:
+    if st.room_requests:
         growth.tend(st)
     if st.runners and st.outgrown:
         _choose_mode(st)
         turns.thin_out(st)
-    if st.astray:
-        _tend_astray(st)
+    if st.misplaced:
+        _tend_misplaced(st)
     if st.hinted is not None:
         hints.tend(st, st.hinted)
 
@@ -69,10 +69,10 @@ def _choose_mode(st: State) -> None:
     st.serialised = serialised
 
 
-def _tend_astray(st: State) -> None:
+def _tend_misplaced(st: State) -> None:
     """Resume sessions that are held without need, and suspend those that run though they were
     stopped (a restore that had hung has succeeded after all)."""
-    for session in tuple(st.astray.values()):
+    for session in tuple(st.misplaced.values()):
         if session.backoff_until_ns > st.now_ns:
             st.wake_at(session.backoff_until_ns)
         elif session.home is Home.HELD:
