@@ -1,4 +1,4 @@
-"""``kiwi usage``: show how much users and notebooks have used the GPUs."""
+"""``kiwi usage``: show how much users, notebooks and jobs have used the GPUs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import UsageReport, UsageRow, Welcome
 
 DESCRIPTION = (
-    "Shows what users or notebooks have had of the GPUs. The daemons keep these sums, also over\n"
-    "restarts and crashes; without a running daemon there is nobody to ask (nothing is lost)."
+    "Shows what users, notebooks or jobs have had of the GPUs. The daemons keep these sums, also\n"
+    "over restarts and crashes; without a running daemon there is nobody to ask (nothing is lost)."
 )
 EPILOG = """\
 examples:
   kiwi usage                                by user, as far back as it is known
   kiwi usage --by notebook --since 1d       each notebook in the last day
+  kiwi usage --by job                       each of Slurm's jobs; "-" is what ran in none
   kiwi usage --since 2026-11-01 --json      for programs
 
 columns:
@@ -49,7 +50,10 @@ _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--by", choices=("user", "notebook"), default="user", help="whose sums (default: user)"
+        "--by",
+        choices=("user", "notebook", "job"),
+        default="user",
+        help="whose sums (default: user)",
     )
     parser.add_argument(
         "--since",
@@ -136,7 +140,16 @@ def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Styl
     gpus = "1 GPU" if len(told) == 1 else f"{len(told)} GPUs"
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(began)))
     lines = [style.dim(f"since {since}, {gpus}"), ""]
-    head = ("user", "notebook", "had", "waited", "suspended", "moved", "", "cells")
+    head = (
+        "user",
+        "job" if by == "job" else "notebook",
+        "had",
+        "waited",
+        "suspended",
+        "moved",
+        "",
+        "cells",
+    )
     rows = [head, *(_cells(row) for row in _over_all(told))]
     if by == "user":
         rows = [(first, *rest) for first, _, *rest in rows]
@@ -172,7 +185,7 @@ def _cells(row: UsageRow) -> tuple[str, ...]:
     moved_bytes = row.moved_out_bytes + row.moved_in_bytes
     return (
         printable(row.owner),
-        printable(row.name),
+        printable(row.name) or "-",
         format_duration_s(row.held_s),
         format_duration_s(row.waited_s),
         format_duration_s(row.suspended_s),

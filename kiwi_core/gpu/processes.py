@@ -14,6 +14,7 @@ import errno
 import functools
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -26,6 +27,9 @@ _T = TypeVar("_T")
 
 TREE_MAX: Final = 4096
 """Most processes of one session that are read; more is a fork bomb, not a notebook."""
+
+_JOB: Final = re.compile(r"/job_(\d{1,20})(?:/|$)", re.MULTILINE)
+_JOB_VARIABLE: Final = re.compile(r"(?:^|\0)SLURM_JOB_ID=(\d{1,20})\0")
 
 _DEAD: Final = frozenset("ZXx")
 _EXITING: Final = 0x4
@@ -151,6 +155,18 @@ def owner_uid(pid: int) -> int | None:
 def command(pid: int) -> str:
     """Return its program's name, at most 15 characters; "" if it has ended, or is hidden."""
     return (_looked(pid, lambda: _text(f"/proc/{pid}/comm")) or "").strip()
+
+
+def job_of(pid: int) -> str:
+    """Return the number of the batch job that the process belongs to: by its control group, which
+    Slurm names "…/job_12/…", else by what Slurm has put into its environment. "": none.
+
+    A user can invent the latter; nothing but the user's own usage depends on it.
+    """
+    if found := _JOB.search(_looked(pid, lambda: _text(f"/proc/{pid}/cgroup")) or ""):
+        return found[1]
+    found = _JOB_VARIABLE.search(_looked(pid, lambda: _text(f"/proc/{pid}/environ")) or "")
+    return found[1] if found else ""
 
 
 def runs_as(pid: int, uid: int) -> bool:

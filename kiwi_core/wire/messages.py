@@ -200,11 +200,13 @@ class UsageBy(str, Enum):
 
     USER = "user"
     NOTEBOOK = "notebook"
+    JOB = "job"
+    """A batch job (Slurm's) of a user; ``name`` is its number, "" for what belongs to none."""
 
 
 class GetUsage(Message, frozen=True, kw_only=True, tag="get-usage"):
-    """Ask what users or notebooks have had of the GPU since ``since_unix_s`` (0: for as long as
-    there are records). Answered by ``usage``."""
+    """Ask what users, notebooks or jobs have had of the GPU since ``since_unix_s`` (0: for as long
+    as there are records). Answered by ``usage``."""
 
     by: UsageBy = UsageBy.USER
     since_unix_s: UnixTime = 0.0

@@ -195,10 +195,11 @@ class HistorySession(Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(Struct, frozen=True, kw_only=True):
-    """What one user, or one notebook of a user (``name``), has had. ``waited_s`` is for bursts that
-    had not begun, ``suspended_s`` for those that had; ``moving_s`` is how long its memory was being
-    moved. Rows that the reader may not see in detail are one sum with the ``owner`` "another user";
-    rows that do not fit in one message are one sum with the ``owner`` "all others"."""
+    """What one user, or one notebook or job of a user (``name``), has had. ``waited_s`` is for
+    bursts that had not begun, ``suspended_s`` for those that had; ``moving_s`` is how long its
+    memory was being moved. Rows that the reader may not see in detail are one sum with the
+    ``owner`` "another user"; rows that do not fit in one message are one sum with the ``owner``
+    "all others"."""
 
     owner: str
     name: str

@@ -100,7 +100,7 @@ def _paths() -> dict[str, Any]:
             "name": "by",
             "in": "query",
             "description": "Whose sums.",
-            "schema": {"enum": ["user", "notebook"], "default": "user"},
+            "schema": {"enum": ["user", "notebook", "job"], "default": "user"},
         },
         {
             "name": "since",

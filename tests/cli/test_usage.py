@@ -70,6 +70,19 @@ def test_several_gpus_are_one_table_and_two_objects(
     assert [gpu["index"] for gpu in one] == [1]
 
 
+def test_jobs_have_numbers_and_what_ran_in_none_has_a_dash(
+    daemon: ScriptedDaemon, kiwi: Kiwi
+) -> None:
+    import msgspec
+
+    daemon.usage = told(msgspec.structs.replace(ROW, name="41"), ROW)
+    _, _, head, job, none = kiwi("usage", "--by", "job").out.splitlines()
+    assert head.split()[:3] == ["user", "job", "had"]
+    assert job.split()[:2] == ["ada", "41"]
+    assert none.split()[:2] == ["ada", "-"]
+    assert daemon.asked_usage.by is UsageBy.JOB
+
+
 def test_nothing_is_said_and_what_is_missing_too(daemon: ScriptedDaemon, kiwi: Kiwi) -> None:
     daemon.usage = told()
     assert kiwi("usage", "--since", "1h").out.startswith("Nobody has used the GPU")

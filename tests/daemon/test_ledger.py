@@ -38,28 +38,28 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "GPU-1.usage")
 
 
-def at(unix_s: float, uid: int = ALICE, name: str = "a.ipynb") -> Bucket:
-    return Bucket(bucket_begin_s(unix_s), uid, name)
+def at(unix_s: float, uid: int = ALICE, name: str = "a.ipynb", job: str = "") -> Bucket:
+    return Bucket(bucket_begin_s(unix_s), uid, name, job)
 
 
 def test_what_is_added_is_summed_by_user_and_by_notebook(ledger: Ledger) -> None:
     one = Account(held_ns=3, waited_ns=4, suspended_ns=1, moving_ns=2, moved_out_bytes=5, bursts=1)
-    assert ledger.totals(0, by_name=False) == (None, [])
+    assert ledger.totals(0) == (None, [])
     ledger.add({at(NOW_S): one, at(NOW_S, name="b.ipynb"): one}, NOW_S)
     ledger.add({at(NOW_S): one, at(NOW_S + FINE_S, BOB): Account(held_ns=100)}, NOW_S + FINE_S)
-    began, by_user = ledger.totals(0, by_name=False)
+    began, by_user = ledger.totals(0)
     assert began == bucket_begin_s(NOW_S)
     assert by_user == [
         Total(BOB, "", Account(held_ns=100)),
         Total(ALICE, "", one.plus(one).plus(one)),
     ]
-    _, by_name = ledger.totals(0, by_name=True)
+    _, by_name = ledger.totals(0, by="name")
     assert by_name == [
         Total(BOB, "a.ipynb", Account(held_ns=100)),
         Total(ALICE, "a.ipynb", one.plus(one)),
         Total(ALICE, "b.ipynb", one),
     ]
-    began, later = ledger.totals(bucket_begin_s(NOW_S + FINE_S), by_name=False)
+    began, later = ledger.totals(bucket_begin_s(NOW_S + FINE_S))
     assert (began, [total.uid for total in later]) == (bucket_begin_s(NOW_S + FINE_S), [BOB])
 
 
@@ -92,7 +92,7 @@ def test_a_year_becomes_coarse_and_no_second_is_lost(ledger: Ledger, seed: int) 
         since = since_s(rng.uniform(NOW_S - DAY_S, now_s), now_s - HOUR_S)
         since -= since % DAY_S if now_s - since > ledger_module.HOURS_FOR_S - DAY_S else 0
         since -= since % HOUR_S if now_s - since > ledger_module.FINE_FOR_S - HOUR_S else 0
-        _, totals = ledger.totals(since, by_name=False)
+        _, totals = ledger.totals(since)
         expected = sum(held for at_s, held in entries if at_s >= since)
         assert sum(total.account.held_ns for total in totals) == expected
     lengths: dict[int, int] = defaultdict(int)
@@ -111,7 +111,7 @@ def test_a_year_becomes_coarse_and_no_second_is_lost(ledger: Ledger, seed: int) 
 def test_what_is_very_old_goes(ledger: Ledger) -> None:
     ledger.add({at(NOW_S - KEPT_FOR_S - 10): Account(held_ns=5)}, NOW_S - KEPT_FOR_S)
     ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S + 2 * DAY_S)
-    assert ledger.totals(0, by_name=False)[1] == [Total(ALICE, "", Account(held_ns=7))]
+    assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
 
 
 def test_the_file_is_bounded_and_the_newest_stay(
@@ -122,14 +122,14 @@ def test_the_file_is_bounded_and_the_newest_stay(
         begins_s = NOW_S + n * FINE_S
         rows = {at(begins_s, name=f"n{k}"): Account(held_ns=1) for k in range(20)}
         ledger.add(rows, begins_s)
-    began_s, totals = ledger.totals(0, by_name=True)
+    began_s, totals = ledger.totals(0, by="name")
     assert len(totals) == 20
     held = sum(total.account.held_ns for total in totals)
     assert held <= 100 + 12 * 20  # tidied up each hour
     assert began_s is not None
     assert began_s > NOW_S
     ledger.add({at(NOW_S + 30 * FINE_S): Account(held_ns=1)}, NOW_S + 30 * FINE_S + HOUR_S)
-    assert sum(t.account.held_ns for t in ledger.totals(0, by_name=True)[1]) <= 100
+    assert sum(t.account.held_ns for t in ledger.totals(0, by="name")[1]) <= 100
 
 
 # --- disks ----------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_the_file_is_bounded_and_the_newest_stay(
 def test_garbage_is_put_aside(ledger: Ledger, garbage: bytes) -> None:
     ledger._path.write_bytes(garbage)
     ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
-    assert ledger.totals(0, by_name=False)[1] == [Total(ALICE, "", Account(held_ns=7))]
+    assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
     aside = ledger._path.with_name("GPU-1.usage.damaged")
     assert aside.exists() == (len(garbage) > 1)  # next to nothing is a new database
 
@@ -152,9 +152,9 @@ def test_a_file_damaged_in_its_middle_is_put_aside(ledger: Ledger) -> None:
     data = bytearray(ledger._path.read_bytes())
     data[4096:] = b"\x5a" * (len(data) - 4096)
     ledger._path.write_bytes(data)
-    assert ledger.totals(0, by_name=False) == (None, [])
+    assert ledger.totals(0) == (None, [])
     ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
-    assert ledger.totals(0, by_name=False)[1] == [Total(ALICE, "", Account(held_ns=7))]
+    assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
 
 
 def test_somebody_elses_database_is_put_aside(ledger: Ledger) -> None:
@@ -162,8 +162,25 @@ def test_somebody_elses_database_is_put_aside(ledger: Ledger) -> None:
         db.execute("CREATE TABLE usage (x)")
         db.execute("PRAGMA user_version = 1")
     db.close()
-    assert ledger.totals(0, by_name=False) == (None, [])
+    assert ledger.totals(0) == (None, [])
     assert ledger._path.with_name("GPU-1.usage.damaged").exists()
+
+
+def test_a_file_from_before_jobs_were_counted_is_taken_over(ledger: Ledger) -> None:
+    ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
+    with sqlite3.connect(ledger._path) as db:
+        db.execute("CREATE TABLE old AS SELECT * FROM usage")
+        db.execute("ALTER TABLE old DROP COLUMN job")
+        db.execute("DROP TABLE usage")
+        db.execute("ALTER TABLE old RENAME TO usage")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    ledger.add({at(NOW_S, job="12"): Account(held_ns=5)}, NOW_S)
+    assert ledger.totals(0, by="job")[1] == [
+        Total(ALICE, "", Account(held_ns=7)),
+        Total(ALICE, "12", Account(held_ns=5)),
+    ]
+    assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=12))]
 
 
 def test_no_disk_is_an_error_and_no_harm(tmp_path: Path) -> None:
@@ -172,7 +189,7 @@ def test_no_disk_is_an_error_and_no_harm(tmp_path: Path) -> None:
         ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
     (tmp_path / "gone").mkdir()
     ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
-    assert ledger.totals(0, by_name=False)[1] == [Total(ALICE, "", Account(held_ns=7))]
+    assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
 
 
 def test_one_that_cannot_be_written_whole_is_not_written_at_all(ledger: Ledger) -> None:
@@ -181,7 +198,7 @@ def test_one_that_cannot_be_written_whole_is_not_written_at_all(ledger: Ledger) 
     too_big = {at(NOW_S, BOB): Account(held_ns=1 << 70)}
     with pytest.raises(OverflowError):
         ledger.add(many | too_big, NOW_S)
-    assert ledger.totals(0, by_name=False)[1] == [Total(ALICE, "", Account(held_ns=7))]
+    assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
 
 
 def test_a_writer_that_is_killed_leaves_whole_batches(ledger: Ledger) -> None:
@@ -205,6 +222,6 @@ for n in range(10**6):
         process.kill()
         rest = process.stdout.read().split()
         done = int(rest[-1]) if rest else done
-    (total,) = ledger.totals(0, by_name=False)[1]
+    (total,) = ledger.totals(0)[1]
     assert total.account.held_ns % 5 == 0
     assert done + 1 <= total.account.held_ns // 5 <= done + 2

@@ -97,6 +97,19 @@ def test_usage_is_what_the_scheduler_says_and_outlives_the_daemon(
     assert row_of(again, "long").held_s >= first.held_s
 
 
+def test_usage_by_job_sums_the_programs_of_each(
+    start: Start, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = start("1x256MiB")
+    program(daemon, 20, name="no job")
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    program(daemon, 20, name="one"), program(daemon, 20, name="two")
+    daemon.wait_for(lambda s: not s.holders and not s.queue, "all is at rest")
+    rows = usage(daemon, UsageBy.JOB).rows
+    assert {row.name: row.bursts for row in rows} == {"": 1, "41": 2}
+    assert {row.name for row in usage(daemon).rows} == {"no job", "one", "two"}
+
+
 def test_a_daemon_killed_in_mid_burst_loses_little_and_counts_nothing_twice(
     start: Start, program: Program
 ) -> None:
@@ -192,7 +205,7 @@ class Place:
             self.feed(ev.LeaseRequested(session=SessionId(name), burst=1))
 
     def totals(self) -> dict[str, Account]:
-        return {total.name: total.account for total in self.ledger.totals(0, by_name=True)[1]}
+        return {total.name: total.account for total in self.ledger.totals(0, by="name")[1]}
 
 
 def test_sums_reach_the_disk_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +276,7 @@ def test_what_waits_for_the_disk_is_bounded(
             assert not await place.keeper.up_to_date(10)
         (tmp_path / "away").mkdir()
         assert await place.keeper.up_to_date(10)
-        began_s, _ = place.ledger.totals(0, by_name=False)
+        began_s, _ = place.ledger.totals(0)
         assert began_s == pytest.approx(1e9 + 3 * 3600, abs=FINE_S)
         await place.keeper.close(5)
 

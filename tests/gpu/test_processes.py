@@ -261,3 +261,20 @@ def test_the_name_of_this_run_of_the_system_is_asked_for_once() -> None:
     assert name
     with no_descriptor_left():
         assert processes.boot_id() == name
+
+
+@pytest.mark.parametrize(
+    ("group", "variable", "job"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_41/step_0/user/task_0", "", "41"),
+        ("9:memory:/slurm_kn1/uid_1001/job_7", "SLURM_JOB_ID=8", "7"),
+        ("0::/user.slice", "SLURM_JOB_ID=8", "8"),
+        ("0::/user.slice/job_nightly", "", ""),
+    ],
+)
+def test_the_batch_job_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, group: str, variable: str, job: str
+) -> None:
+    texts = {"/proc/12/cgroup": f"{group}\n", "/proc/12/environ": f"A=1\0{variable}\0"}
+    monkeypatch.setattr(processes, "_text", texts.__getitem__)
+    assert processes.job_of(12) == job

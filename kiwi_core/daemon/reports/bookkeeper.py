@@ -31,8 +31,8 @@ SAVE_EVERY_S: Final = 5.0
 """Interval of writes while anything happens: rare enough to cost the disk almost nothing."""
 
 NAMES_MAX: Final = 100
-"""Notebooks of one user with an own entry in one bucket: a user who invents names must not fill
-the disk. Twenty times as many as people have open."""
+"""Notebooks and jobs of one user with an own entry in one bucket: a user who invents names must not
+fill the disk. Twenty times as many as people have open."""
 
 THE_REST: Final = "(more notebooks)"
 """The name under which the other notebooks are counted."""
@@ -52,7 +52,7 @@ class Bookkeeper:
     _counted: dict[SessionId, Account] = field(default_factory=dict)
     """The sums that are in the buckets already, of each session that the scheduler knows."""
     _unwritten: dict[Bucket, Account] = field(default_factory=dict)
-    _names: dict[int, set[str]] = field(default_factory=dict)
+    _names: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
     _names_of_s: int = 0
     """The bucket that ``_names`` belongs to, in Unix seconds."""
     _due: asyncio.TimerHandle | None = None
@@ -104,18 +104,20 @@ class Bookkeeper:
         if who is None or not any(added):
             return
         self._counted[session] = account
-        bucket = self._bucket(who.uid, who.name)
+        bucket = self._bucket(who.uid, who.name, who.job)
         self._unwritten[bucket] = self._unwritten.get(bucket, Account()).plus(added)
 
-    def _bucket(self, uid: int, name: str) -> Bucket:
+    def _bucket(self, uid: int, name: str, job: str) -> Bucket:
         begins_s = bucket_begin_s(self.wall_s())
         if begins_s != self._names_of_s:
             self._names_of_s = begins_s
             self._names.clear()
         names = self._names.setdefault(uid, set())
         if len(names) < NAMES_MAX:
-            names.add(name)
-        return Bucket(begins_s, uid, name if name in names else THE_REST)
+            names.add((name, job))
+        if (name, job) not in names:
+            name, job = THE_REST, ""
+        return Bucket(begins_s, uid, name, job)
 
     # --- writing --------------------------------------------------------------------------------
 

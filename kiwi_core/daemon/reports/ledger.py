@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 import structlog
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S
@@ -41,22 +41,38 @@ BUSY_S: Final = 2.0
 
 _T = TypeVar("_T")
 
-_COLUMNS: Final = ("begins_s", "uid", "name", *Account._fields)
+_COLUMNS: Final = ("begins_s", "uid", "name", "job", *Account._fields)
 _SUMS: Final = ", ".join(f"SUM({name})" for name in Account._fields)
+_FIELDS: Final = ", ".join(Account._fields)
 _CREATE: Final = (
     "CREATE TABLE IF NOT EXISTS usage (begins_s INTEGER NOT NULL, uid INTEGER NOT NULL, "
-    "name TEXT NOT NULL, "
+    "name TEXT NOT NULL, job TEXT NOT NULL, "
     + "".join(f"{name} INTEGER NOT NULL, " for name in Account._fields)
-    + "PRIMARY KEY (begins_s, uid, name)) WITHOUT ROWID"
+    + "PRIMARY KEY (begins_s, uid, name, job)) WITHOUT ROWID"
 )
-_ON_TOP: Final = "ON CONFLICT (begins_s, uid, name) DO UPDATE SET " + ", ".join(
+_ON_TOP: Final = "ON CONFLICT (begins_s, uid, name, job) DO UPDATE SET " + ", ".join(
     f"{name} = {name} + excluded.{name}" for name in Account._fields
 )
 _ADD: Final = f"INSERT INTO usage VALUES ({', '.join('?' * len(_COLUMNS))}) {_ON_TOP}"
 _COARSEN: Final = (
-    f"INSERT INTO usage SELECT begins_s - begins_s % :length, uid, name, {_SUMS} FROM usage "
-    f"WHERE begins_s < :before AND begins_s % :length != 0 GROUP BY 1, 2, 3 {_ON_TOP}"
+    f"INSERT INTO usage SELECT begins_s - begins_s % :length, uid, name, job, {_SUMS} FROM usage "
+    f"WHERE begins_s < :before AND begins_s % :length != 0 GROUP BY 1, 2, 3, 4 {_ON_TOP}"
 )
+_COLUMNS_OF: Final = {
+    0: (),
+    1: tuple(name for name in _COLUMNS if name != "job"),
+    VERSION: _COLUMNS,
+}
+_STEPS_FROM: Final = {
+    0: (_CREATE,),
+    1: (
+        "ALTER TABLE usage RENAME TO without_jobs",
+        _CREATE,
+        f"INSERT INTO usage SELECT begins_s, uid, name, '', {_FIELDS} FROM without_jobs",
+        "DROP TABLE without_jobs",
+    ),
+}
+"""What makes a file of an older version one of this version; 0 is a new file."""
 _COARSENED: Final = "DELETE FROM usage WHERE begins_s < :before AND begins_s % :length != 0"
 
 
@@ -70,12 +86,14 @@ class Bucket(NamedTuple):
     uid: int
     name: str
     """The name of the notebook or program."""
+    job: str = ""
+    """The batch job that it ran in; "": none."""
 
 
 class Total(NamedTuple):
     uid: int
     name: str
-    """"" if this is the total of a user."""
+    """The notebook or the job; "" if this is the total of a user, or of what ran in no job."""
     account: Account
 
 
@@ -108,10 +126,13 @@ class Ledger:
 
         self._with_file(write)
 
-    def totals(self, since_s: int, *, by_name: bool) -> tuple[int | None, list[Total]]:
+    def totals(
+        self, since_s: int, *, by: Literal["name", "job"] | None = None
+    ) -> tuple[int | None, list[Total]]:
         """Return when the first bucket since ``since_s`` begins (Unix seconds; ``None``: there is
-        none), and the sums of each user or notebook, those that held the lease longest first."""
-        name, group = ("name", "uid, name") if by_name else ("''", "uid")
+        none), and the sums of each user, notebook (``by`` name) or job, those that held the lease
+        longest first."""
+        name, group = (by, f"uid, {by}") if by else ("''", "uid")
 
         def read(db: sqlite3.Connection) -> tuple[int | None, list[Total]]:
             where = "FROM usage WHERE begins_s >= ?"
@@ -147,13 +168,14 @@ class Ledger:
     @staticmethod
     def _check(db: sqlite3.Connection) -> None:
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            with db:
-                db.execute(_CREATE)
-                db.execute(f"PRAGMA user_version = {VERSION}")
         found = tuple(row[1] for row in db.execute("PRAGMA table_info(usage)"))
-        if version not in (0, VERSION) or found != _COLUMNS:
+        if found != _COLUMNS_OF.get(version):
             raise _ForeignError(f"version {version}, columns {', '.join(found)}")
+        if version != VERSION:
+            with db:
+                for step in _STEPS_FROM[version]:
+                    db.execute(step)
+                db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _put_aside(self) -> None:
         self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))

@@ -1,12 +1,12 @@
-"""The answer to ``get-usage``: the usage of users and notebooks, with the names that the reader
-may see."""
+"""The answer to ``get-usage``: the usage of users, notebooks and jobs, with the names that the
+reader may see."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
@@ -19,7 +19,7 @@ from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kiwi_core.daemon.base.connection import Connection
     from kiwi_core.daemon.base.peers import Peer, Rights
@@ -31,6 +31,12 @@ log = structlog.get_logger(__name__)
 
 ROWS_MAX: Final = 500
 """Rows in one message, some 250 KB with the longest names; the others are summed."""
+
+COLUMN: Final[Mapping[m.UsageBy, Literal["name", "job"] | None]] = {
+    m.UsageBy.USER: None,
+    m.UsageBy.NOTEBOOK: "name",
+    m.UsageBy.JOB: "job",
+}
 
 ALL_OTHERS: Final = "all others"
 
@@ -96,9 +102,8 @@ class UsageReporter:
 
     def _read(self, reader: Peer, message: m.GetUsage) -> tuple[float | None, list[m.UsageRow]]:
         """Read the file. Called in a thread: looking up user names may block, too."""
-        by_name = message.by is m.UsageBy.NOTEBOOK
         since = since_s(message.since_unix_s, time.time())
-        began_s, totals = self._ledger.totals(since, by_name=by_name)
+        began_s, totals = self._ledger.totals(since, by=COLUMN[message.by])
         everybody = self._rights.may_set(reader)
         seen = [total for total in totals if everybody or total.uid == reader.uid]
         rows = [

@@ -60,6 +60,8 @@ class Member:
     waiting: bool = False
     priority: Priority | None = None
     by_link: bool = False
+    job: str = ""
+    """The number of the batch job that its process belongs to; "": none."""
     ungated: str = ""
     """Why its own process has no gate, as its client says; "": it has one, or did not say."""
     bare: frozenset[ProcessRef] = frozenset()
@@ -113,11 +115,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Known:
-    """The user and the name of a session that is there or has left."""
+    """The user, the name and the batch job of a session that is there or has left."""
 
     uid: int
     name: str
     kernel_id: str
+    job: str = ""
 
 
 class SessionRegistry:
@@ -149,7 +152,7 @@ class SessionRegistry:
         member = self._by_id.get(SessionId(session))
         if member is None:
             return self._departed.get(SessionId(session))
-        return Known(member.uid, member.name, member.kernel_id)
+        return Known(member.uid, member.name, member.kernel_id, member.job)
 
     def of_process(self, ref: ProcessRef) -> Member | None:
         return self._by_ref.get(ref)
@@ -160,6 +163,7 @@ class SessionRegistry:
         if pidfd is None:
             raise PeerError("gone", f"Process {member.ref.pid} has ended.")
         member.pidfd = pidfd
+        member.job = processes.job_of(member.ref.pid)
         self._by_id[member.id] = member
         self._by_ref[member.ref] = member
         self.share.take(member.uid)
@@ -173,7 +177,7 @@ class SessionRegistry:
         self._unwatch(member)
         if member.forget is not None:
             member.forget.cancel()
-        self._departed[member.id] = Known(member.uid, member.name, member.kernel_id)
+        self._departed[member.id] = Known(member.uid, member.name, member.kernel_id, member.job)
         if len(self._departed) >= self._look_through_at:
             spoken_of = self.remembered()
             self._departed = {id_: k for id_, k in self._departed.items() if id_ in spoken_of}
