@@ -38,7 +38,7 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
 .PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests unit-tests server-tests \
-        kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations soak fuzz demo bench \
+        kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
 help:  ## list what can be made
@@ -143,6 +143,9 @@ truth: $(LAB_READY)  ## a crowded GPU for MINUTES=30, every surface compared at 
 
 mutations: $(READY)  ## break Kiwi in thirty places, one after another: does make test notice each?
 	@$(BIN)/python tests/mutations.py
+
+cluster: $(READY)  ## JupyterHub and Slurm on emulated machines, from scratch to a verdict (root, Debian or Ubuntu)
+	@$(BIN)/python tests/cluster/run.py
 
 soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one
 	@$(BIN)/python tests/blackbox/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))

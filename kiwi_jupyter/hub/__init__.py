@@ -1,0 +1,26 @@
+"""For ``jupyterhub_config.py``: an options page that shows where the wait for a GPU is shortest.
+
+    from kiwi_jupyter import hub
+
+    hub.OptionsPage(hub.waits_of_slurm, hub.on_slurm_node).install(c)
+
+The first argument says which places there are, the second puts a server on the chosen one. This
+package needs neither JupyterHub nor a GPU: it only hands functions to the hub's configuration.
+"""
+
+from __future__ import annotations
+
+from kiwi_jupyter.hub.page import OptionsPage
+from kiwi_jupyter.hub.places import on_gpu, on_kubernetes_node, on_slurm_node
+from kiwi_jupyter.hub.waits import Place, waits_of_metrics, waits_of_slurm, waits_of_this_machine
+
+__all__ = [
+    "OptionsPage",
+    "Place",
+    "on_gpu",
+    "on_kubernetes_node",
+    "on_slurm_node",
+    "waits_of_metrics",
+    "waits_of_slurm",
+    "waits_of_this_machine",
+]

@@ -1,0 +1,115 @@
+"""The places where a server can run, each with the wait of a newcomer there. These functions block
+(for seconds at most): ``OptionsPage`` calls them in a thread."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.request import urlopen
+
+from kiwi_core import config
+from kiwi_core.client import Client, discover
+from kiwi_core.errors import KiwiError
+from kiwi_core.wire.messages import Role
+from kiwi_jupyter.server_ext.placement import expected_wait_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from kiwi_core.wire.messages import GpuStatus
+
+WITHIN_S: Final = 3.0
+"""Time for a daemon, a metrics server or Slurm to answer. A page that takes longer annoys, and a
+place that cannot say its wait now is shown as such."""
+
+ASKED_AT_ONCE: Final = 32
+"""Metrics servers asked at the same time: a hundred nodes take four rounds of milliseconds."""
+
+METRIC: Final = "kiwi_newcomer_wait_seconds"
+
+TAKES_JOBS: Final = frozenset({"idle", "mixed", "allocated"})
+"""States of Slurm's nodes that take jobs, now or later."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node or a GPU. ``key`` is what the spawner is told, ``name`` what people read. ``wait_s``
+    is infinite if nobody can say when a newcomer would get the GPU, and ``None`` if the place
+    takes nobody."""
+
+    key: str
+    name: str
+    wait_s: float | None
+
+
+def waits_of_this_machine(socket_dir: Path | None = None) -> list[Place]:
+    """Return the GPUs of the hub's own machine: for spawners that start servers there."""
+    found = [_gpu(path) for path in discover(socket_dir or config.socket_dir())]
+    gpus = sorted((gpu for gpu in found if gpu is not None), key=lambda gpu: gpu.index)
+    return [Place(gpu.uuid, f"GPU {gpu.index} ({gpu.name})", expected_wait_s(gpu)) for gpu in gpus]
+
+
+def _gpu(path: Path) -> GpuStatus | None:
+    client = Client(
+        path, role=Role.OBSERVER, client="hub", reconnect=False, connect_timeout_s=WITHIN_S
+    )
+    try:
+        with client:
+            client.connect()
+            return client.status(WITHIN_S)
+    except KiwiError:
+        return None
+
+
+def waits_of_slurm(partition: str = "", command: Sequence[str] = ("sinfo",)) -> list[Place]:
+    """Return Slurm's nodes (of one partition). A node's weight is the wait there in seconds, and
+    one: ``kiwi_health_check`` writes it. A node that takes no jobs is a place that takes nobody."""
+    only = ("--partition", partition) if partition else ()
+    lines = subprocess.run(
+        [*command, "--noheader", "--Node", *only, "--format", "%N %w %T"],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=True,
+    ).stdout.splitlines()
+    found = []
+    for line in dict.fromkeys(lines):  # a node has a line for each of its partitions
+        name, weight, state = line.split()
+        takes = state.rstrip("*~#!%$@^-+") in TAKES_JOBS
+        found.append(Place(name, name, max(0.0, float(weight) - 1) if takes else None))
+    return found
+
+
+def waits_of_metrics(urls: Mapping[str, str]) -> Callable[[], list[Place]]:
+    """Return a function that asks the daemons' metrics: ``{"node-1": "http://node-1:9402/metrics"}``.
+
+    A node's wait is that of its best GPU. A node whose metrics do not answer takes nobody.
+    """
+
+    def waits() -> list[Place]:
+        with ThreadPoolExecutor(min(len(urls), ASKED_AT_ONCE) or 1) as askers:
+            return [
+                Place(name, name, wait_s)
+                for name, wait_s in zip(urls, askers.map(_least, urls.values()), strict=True)
+            ]
+
+    return waits
+
+
+def _least(url: str) -> float | None:
+    try:
+        with urlopen(url, timeout=WITHIN_S) as answer:
+            text = answer.read().decode()
+        waits_s = [
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith((f"{METRIC}{{", f"{METRIC} "))
+        ]
+    except (OSError, ValueError):
+        return None
+    known = (math.inf if math.isnan(wait_s) else wait_s for wait_s in waits_s)
+    return min(known, default=None)

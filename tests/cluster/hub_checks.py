@@ -1,0 +1,90 @@
+"""JupyterHub with three spawners: users share a GPU, see their own names only, and alter nothing of
+others; and its options page."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from install import USERS
+from nodes import until
+from slurm_checks import ADA, BOB, ended, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nodes import Node
+    from verdict import Verdict
+
+PYTHON = "/opt/kiwi/bin/python"
+
+
+@contextmanager
+def hub(node: Node, work: Path, kind: str, user: str = "root") -> Iterator[None]:
+    """A hub on ``node``, until the end of the block."""
+    place = f"/var/spool/hub-{kind}"
+    node.run("install", "-d", "-o", user, "-m", "0700", place)
+    running = node.start(
+        "jupyterhub", "-f", work / "hub/jupyterhub_config.py", user=user, directory=place,
+        env={"HUB_SPAWNER": kind, "HUB_EXAMPLES": str(work / "jupyterhub")}, log=f"hub.{kind}.log",
+    )  # fmt: skip
+    asks = 'import urllib.request as u; u.urlopen("http://127.0.0.1:8000/hub/api"); print("up")'
+    try:
+        until(lambda: "up" in node.run(PYTHON, "-c", asks).split(), f"the hub ({kind})", 60)
+        yield
+    finally:
+        drive(node, work, "stop", *USERS)
+        running.send_signal(signal.SIGINT)
+        node.run("pkill", "-INT", "-f", "bin/jupyterhub -f")
+        running.wait(60)
+        node.run("pkill", "-f", "configurable-http-proxy")
+
+
+def drive(node: Node, work: Path, *words: str) -> str:
+    return node.run(PYTHON, work / "hub/drive.py", *words)
+
+
+def check_shared(verdict: Verdict, work: Path, node: Node, kind: str, user: str = "root") -> None:
+    with hub(node, work, kind, user):
+        said = drive(node, work, "run", str(work / "programs/notebook.py"), ADA, BOB)
+        intact = said.count("wrong blocks: 0") == 2
+        verdict.judge(f"hub ({kind}): two users share a GPU, every byte intact", intact, said)
+        hidden = "another user of another user" in said and f"{ADA} sees on GPU" in said
+        names = re.findall(rf"{ADA} sees on GPU \d: .* of (\S+)", said)
+        verdict.judge(
+            f"hub ({kind}): names of others are hidden", hidden and BOB not in names, said
+        )
+        verdict.check(f"hub ({kind}): others' memory cannot be released", said,
+                      "releases another's session: 404")  # fmt: skip
+        verdict.check(f"hub ({kind}): settings cannot be changed", said, "sets the quantum: 403")
+
+
+def check_form(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
+    """The options page of a hub before Slurm, while all GPUs of one node are busy."""
+    kn1.run("kiwi", "set", "tq=30")
+    busy = [
+        kn1.start("kiwi", "run", "--gpu", gpu, "--", *program(work, 300, 60), user=BOB)
+        for gpu in (0, 1)
+    ]
+    try:
+        with hub(head, work, "slurm"):
+            until(lambda: re.search(r"kn1: a cell waits", drive(head, work, "form", ADA)),
+                  "the page shows the wait", 40)  # fmt: skip
+            said = drive(head, work, "form", ADA)
+            page = r"now kn2, free now\) checked\nkn2: free now \nkn1: a cell waits"
+            verdict.check("the hub's page shows each node's wait, shortest first", said, page)
+            said = drive(head, work, "place", ADA, "kn9 --uid=0")
+            verdict.check("a place that does not exist is refused", said, "refused")
+            drive(head, work, "place", ADA, "")
+            said = head.run("squeue", "-h", "-u", ADA, "-o", "%N")
+            verdict.check("a server goes where the wait is shortest", said, "^kn2$")
+            drive(head, work, "stop", ADA)
+            drive(head, work, "place", ADA, "kn1")
+            said = head.run("squeue", "-h", "-u", ADA, "-t", "R", "-o", "%N")
+            verdict.check("and to the node that its user chose", said, "^kn1$")
+    finally:
+        ended(busy)
+        kn1.run("kiwi", "set", "tq=3")
