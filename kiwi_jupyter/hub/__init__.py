@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from kiwi_jupyter.hub.page import OptionsPage
 from kiwi_jupyter.hub.places import on_gpu, on_kubernetes_node, on_slurm_node
-from kiwi_jupyter.hub.waits import Place, waits_of_metrics, waits_of_slurm, waits_of_this_machine
+from kiwi_jupyter.hub.waits import (
+    Place,
+    slurm_weight,
+    waits_of_metrics,
+    waits_of_slurm,
+    waits_of_this_machine,
+)
 
 __all__ = [
     "OptionsPage",
@@ -20,6 +26,7 @@ __all__ = [
     "on_gpu",
     "on_kubernetes_node",
     "on_slurm_node",
+    "slurm_weight",
     "waits_of_metrics",
     "waits_of_slurm",
     "waits_of_this_machine",

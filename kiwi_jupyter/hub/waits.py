@@ -31,6 +31,12 @@ ASKED_AT_ONCE: Final = 32
 
 METRIC: Final = "kiwi_newcomer_wait_seconds"
 
+_A_SECOND: Final = 1000
+"""What a second of wait weighs: more than all sessions that a node has."""
+
+WAIT_MAX_S: Final = 1_000_000
+"""Eleven days stand for a wait of which nobody knows the end; Slurm's weights have 32 bits."""
+
 TAKES_JOBS: Final = frozenset({"idle", "mixed", "allocated"})
 """States of Slurm's nodes that take jobs, now or later."""
 
@@ -44,13 +50,18 @@ class Place:
     key: str
     name: str
     wait_s: float | None
+    sessions: int = 0
+    """How many share the place already, as far as it is known."""
 
 
 def waits_of_this_machine(socket_dir: Path | None = None) -> list[Place]:
     """Return the GPUs of the hub's own machine: for spawners that start servers there."""
     found = [_gpu(path) for path in discover(socket_dir or config.socket_dir())]
     gpus = sorted((gpu for gpu in found if gpu is not None), key=lambda gpu: gpu.index)
-    return [Place(gpu.uuid, f"GPU {gpu.index} ({gpu.name})", expected_wait_s(gpu)) for gpu in gpus]
+    return [
+        Place(gpu.uuid, f"GPU {gpu.index} ({gpu.name})", expected_wait_s(gpu), len(gpu.sessions))
+        for gpu in gpus
+    ]
 
 
 def _gpu(path: Path) -> GpuStatus | None:
@@ -65,9 +76,18 @@ def _gpu(path: Path) -> GpuStatus | None:
         return None
 
 
+def slurm_weight(places: Sequence[Place]) -> int:
+    """Return the weight of a node with these GPUs: the least wait in seconds, then the number of
+    sessions. With the wait alone, nodes without one would all be alike, and every job of an
+    interval would go to the first. Raises ``ValueError`` if no GPU answers."""
+    wait_s = min(place.wait_s for place in places if place.wait_s is not None)
+    sessions = min(sum(place.sessions for place in places), _A_SECOND - 1)
+    return 1 + _A_SECOND * round(min(wait_s, WAIT_MAX_S)) + sessions
+
+
 def waits_of_slurm(partition: str = "", command: Sequence[str] = ("sinfo",)) -> list[Place]:
-    """Return Slurm's nodes (of one partition). A node's weight is the wait there in seconds, and
-    one: ``kiwi_health_check`` writes it. A node that takes no jobs is a place that takes nobody."""
+    """Return Slurm's nodes (of one partition). ``kiwi_health_check`` writes the wait into a node's
+    weight (``slurm_weight``). A node that takes no jobs is a place that takes nobody."""
     only = ("--partition", partition) if partition else ()
     lines = subprocess.run(
         [*command, "--noheader", "--Node", *only, "--format", "%N %w %T"],
@@ -80,8 +100,13 @@ def waits_of_slurm(partition: str = "", command: Sequence[str] = ("sinfo",)) -> 
     for line in dict.fromkeys(lines):  # a node has a line for each of its partitions
         name, weight, state = line.split()
         takes = state.rstrip("*~#!%$@^-+") in TAKES_JOBS
-        found.append(Place(name, name, max(0.0, float(weight) - 1) if takes else None))
+        wait_s, sessions = divmod(max(0, int(weight) - 1), _A_SECOND)
+        found.append(Place(name, name, _known(wait_s) if takes else None, sessions))
     return found
+
+
+def _known(wait_s: int) -> float:
+    return math.inf if wait_s >= WAIT_MAX_S else float(wait_s)
 
 
 def waits_of_metrics(urls: Mapping[str, str]) -> Callable[[], list[Place]]:

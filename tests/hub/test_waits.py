@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SINFO = """\
-kn1 76 mixed
+kn1 75004 mixed
 kn2 1 idle
-kn1 76 mixed
+kn1 75004 mixed
 kn3 1 drained*
-kn4 11 allocated*
+kn4 1000000002 allocated*
 """
 
 
@@ -32,13 +32,22 @@ def test_slurms_weights_are_waits(tmp_path: Path) -> None:
     sinfo.chmod(0o755)
     found = hub.waits_of_slurm("notebooks", command=[str(sinfo)])
     assert found == [
-        hub.Place("kn1", "kn1", 75.0),
+        hub.Place("kn1", "kn1", 75.0, 3),
         hub.Place("kn2", "kn2", 0.0),
         hub.Place("kn3", "kn3", None),
-        hub.Place("kn4", "kn4", 10.0),
+        hub.Place("kn4", "kn4", math.inf, 1),
     ]
     asked = (tmp_path / "asked").read_text().strip()
     assert asked == "--noheader --Node --partition notebooks --format %N %w %T"
+
+
+def test_a_nodes_weight_is_its_least_wait_then_its_sessions() -> None:
+    busy, idle = hub.Place("a", "a", 75.4, 2), hub.Place("b", "b", 12.0, 1)
+    assert hub.slurm_weight([busy, idle]) == 12004
+    assert hub.slurm_weight([hub.Place("a", "a", 0.0, 2000)]) == 1000
+    assert hub.slurm_weight([hub.Place("a", "a", math.inf)]) == 1_000_000_001
+    with pytest.raises(ValueError, match="empty"):
+        hub.slurm_weight([])
 
 
 def test_the_gpus_of_this_machine(tmp_path: Path) -> None:
