@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+from nodes import until
 from verdict import say
 
 REPOSITORY = Path(__file__).parents[2]
@@ -21,6 +23,7 @@ DEBIAN = {
 """Packages, and the program by which each is known if another package may bring it."""
 PYTHON = ("jupyterlab>=4.2,<5", "jupyterhub>=5,<6", "batchspawner", "sudospawner", "aiohttp")
 PROXY = "configurable-http-proxy@5"
+MOUNT_POINTS = (Path("/opt/kiwi"), Path("/var/cache/kiwi"), Path("/var/lib/kiwi"))
 SUDOERS = Path("/etc/sudoers.d/kiwi-cluster")
 
 
@@ -100,10 +103,13 @@ def _python(place: Path) -> None:
         ' && /opt/kiwi/bin/pip install -q --disable-pip-version-check "$@"'
         f" && npm install --silent --prefix /opt/kiwi/proxy {PROXY}"
     )
-    subprocess.run(
+    done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", build, "sh", place, REPOSITORY, *PYTHON],
-        env={**os.environ, "KIWI_SKIP_LABEXTENSION": "1"}, check=True, stdin=subprocess.DEVNULL,
+        env={**os.environ, "KIWI_SKIP_LABEXTENSION": "1"}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+    if done.returncode != 0:
+        raise SystemExit(f"{done.stdout}\nThe packages cannot be installed.")
 
 
 def remove(work: Path) -> None:
@@ -112,9 +118,18 @@ def remove(work: Path) -> None:
         subprocess.run(["userdel", "--remove", user], capture_output=True)
     subprocess.run(["groupdel", ADMINS], capture_output=True)
     SUDOERS.unlink(missing_ok=True)
-    for hierarchy in Path("/sys/fs/cgroup").glob("*/slurm_kn*"):
-        for group in sorted(hierarchy.rglob("*"), reverse=True):
+    until(_without_groups, "Slurm's control groups are empty")
+    for place in MOUNT_POINTS:
+        with suppress(OSError):  # it is somebody's, and not empty
+            place.rmdir()
+    shutil.rmtree(work)
+
+
+def _without_groups() -> bool:
+    """Remove the control groups that Slurm has made. Raises ``OSError`` while a process of a node
+    is still ending."""
+    for top in Path("/sys/fs/cgroup").glob("*/slurm_kn*"):
+        for group in sorted((top, *top.rglob("*")), reverse=True):
             if group.is_dir():
                 group.rmdir()
-        hierarchy.rmdir()
-    shutil.rmtree(work)
+    return True
