@@ -79,7 +79,7 @@ def check_form(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
             said = drive(head, work, "place", ADA, "kn9 --uid=0")
             verdict.check("a place that does not exist is refused", said, "refused")
             drive(head, work, "place", ADA, "")
-            said = head.run("squeue", "-h", "-u", ADA, "-o", "%N")
+            said = head.run("squeue", "-h", "-u", ADA, "-t", "R", "-o", "%N")
             verdict.check("a server goes where the wait is shortest", said, "^kn2$")
             drive(head, work, "stop", ADA)
             drive(head, work, "place", ADA, "kn1")
