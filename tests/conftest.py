@@ -37,7 +37,19 @@ def pytest_configure() -> None:
         before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         paths = dict.fromkeys([str(ROOT), *filter(None, before)])
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    _heed_signals()
     hosts.record()
+
+
+def _heed_signals() -> None:
+    """Restore SIGINT and SIGHUP where the shell has them ignored (``nohup``, ``&`` in a script).
+    Programs inherit that, and those that tests interrupt would go on."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
