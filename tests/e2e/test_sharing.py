@@ -22,7 +22,7 @@ from pagers import CHECKPOINT, IN_PROCESS
 from kiwi_core.config import DEFAULTS, ENV_PAGER
 from kiwi_core.sched import events as ev
 from kiwi_core.sched import policy
-from kiwi_core.sched.model.policy import Terms
+from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.states import MovedBy
 from kiwi_core.units import NS_PER_S
 
@@ -167,8 +167,10 @@ def _nobody_waited_too_long(daemon: Daemon) -> None:
     assert read.stopped, "nobody was ever stopped"
     idle_ns = read.longest_idle_move_ns
     assert idle_ns < DEFAULTS.room_wait_ns, "a move waited for room that nobody made"
-    terms = Terms(round(TEN_TQ_S * NS_PER_S), DEFAULTS.min_run_ns, DEFAULTS.swap_floor_factor)
-    bound_ns = policy.make(policy.DEFAULT).bound_ns(terms, 9, read.longest_swap_ns())
+    settings = TurnSettings(
+        round(TEN_TQ_S * NS_PER_S), DEFAULTS.min_run_ns, DEFAULTS.swap_floor_factor
+    )
+    bound_ns = policy.make(policy.DEFAULT).bound_ns(settings, 9, read.longest_swap_ns())
     assert bound_ns is not None
     late = [wait for wait in read.waits if wait.seconds * NS_PER_S > bound_ns]
     assert not late, f"bound: {bound_ns / NS_PER_S:.1f} s"
