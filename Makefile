@@ -36,6 +36,8 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
+# Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
