@@ -6,6 +6,7 @@ it prints the end of the journal.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 
@@ -23,24 +24,31 @@ UNGUARDED_PER_CHUNK = 15
 EVENTS_PER_SEED = 520
 
 
+@functools.cache
+def played(chunk, seeds, plan_of=lambda seed: None):
+    """Return the counts of a chunk's seeds in all, and its notices."""
+    seen, notices = Counter(), Counter()
+    for seed in range(chunk * seeds, (chunk + 1) * seeds):
+        counts = run(seed, EVENTS_PER_SEED, plan_of(seed))
+        notices.update(counts.notices)
+        seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
+    return seen, notices
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_invariants_hold_over_many_seeds(chunk):
-    events = 0
-    for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK):
-        events += run(seed, EVENTS_PER_SEED).events
-    assert events >= 200_000 // CHUNKS
+    seen, _ = played(chunk, SEEDS_PER_CHUNK)
+    assert seen["events"] >= 200_000 // CHUNKS
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_they_hold_where_libraries_own_the_memory(chunk):
-    for seed in range(chunk * OWNED_PER_CHUNK, (chunk + 1) * OWNED_PER_CHUNK):
-        run(seed, EVENTS_PER_SEED, owned_plan_of(seed))
+    played(chunk, OWNED_PER_CHUNK, owned_plan_of)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_they_hold_where_programs_have_no_gate_or_are_stopped(chunk):
-    for seed in range(chunk * UNGUARDED_PER_CHUNK, (chunk + 1) * UNGUARDED_PER_CHUNK):
-        run(seed, EVENTS_PER_SEED, unguarded_plan_of(seed))
+    played(chunk, UNGUARDED_PER_CHUNK, unguarded_plan_of)
 
 
 def run(seed, events, plan=None):
@@ -60,14 +68,22 @@ def tail(simulation, lines):
     return told[-lines:]
 
 
+QUICK_CHUNKS = range(4)
+"""Those of ``make test`` (``tests/thorough.txt``): they reach everything."""
+
+
+def in_all(seeds, *plan_of):
+    seen, notices = Counter(), Counter()
+    for chunk in QUICK_CHUNKS:
+        more_seen, more_notices = played(chunk, seeds, *plan_of)
+        seen += more_seen
+        notices += more_notices
+    return seen, notices
+
+
 def test_the_simulation_reaches_what_it_is_for():
     """A simulation in which nothing goes wrong proves nothing."""
-    seen = Counter()
-    notices = Counter()
-    for seed in range(140):
-        counts = Simulation(seed).run(300)
-        notices.update(counts.notices)
-        seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
+    seen, notices = in_all(SEEDS_PER_CHUNK)
     for name in (
         "suspensions", "page_ins", "refusals", "no_room", "overdue", "lost", "kills", "restarts",
         "granted_in_parallel", "brought_back", "room_made", "room_denied", "kept_out",
@@ -78,21 +94,13 @@ def test_the_simulation_reaches_what_it_is_for():
 
 
 def test_so_does_that_of_libraries_that_own_the_memory():
-    seen = Counter()
-    for seed in range(40):
-        counts = Simulation(seed, owned_plan_of(seed)).run(300)
-        seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
+    seen, _ = in_all(OWNED_PER_CHUNK, owned_plan_of)
     for name in ("rests", "lost", "overdue", "restarts"):
         assert seen[name] > 2, name
 
 
 def test_so_does_that_of_programs_without_a_gate():
-    seen = Counter()
-    notices = Counter()
-    for seed in range(40):
-        counts = Simulation(seed, unguarded_plan_of(seed)).run(300)
-        notices.update(counts.notices)
-        seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
+    seen, notices = in_all(UNGUARDED_PER_CHUNK, unguarded_plan_of)
     for name in ("unguarded_grants", "stops", "suspensions", "page_ins", "restarts"):
         assert seen[name] > 2, name
     assert notices[Notice.BLOCKED_UNGUARDED] > 2

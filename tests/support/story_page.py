@@ -57,6 +57,7 @@ def show(page: Page, folder: Path, story: str, theme: str, width_px: int) -> lis
     """Open the story from the files that ``bundle`` made in ``folder``. Return the list that
     collects errors of the page itself."""
     complaints: list[str] = []
+    page.unroute_all()
     page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
     page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
     page.set_viewport_size({"width": width_px, "height": 1000})
@@ -69,11 +70,11 @@ def show(page: Page, folder: Path, story: str, theme: str, width_px: int) -> lis
     return complaints
 
 
-def faults(page: Page) -> list[str]:
-    """Return what is wrong with the page: axe's violations, and its width."""
+def faults(page: Page, *rules: str) -> list[str]:
+    """Return what is wrong with the page: axe's violations (of ``rules``), and its width."""
     wider_px = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     wide = [f"{wider_px} px wider than the sidebar"] if wider_px > 0 else []
-    return wide + violations(page, "html")
+    return wide + violations(page, "html", *rules)
 
 
 def wear(page: Page, theme: str) -> None:

@@ -1,12 +1,14 @@
 """JupyterLab in a real browser, over real kernels and a real daemon on emulated GPUs.
 
-What costs seconds is shared: one browser for all, and one daemon with one Jupyter server per
-module (``stage``). Each test gets browser contexts of its own and kernels of its own. Where a test
-fails, what the page showed and everybody's logs are in ``test-artifacts/ui``.
+What costs seconds is shared: one browser for all, and one daemon with one Jupyter server for all
+modules that ask for the same (``make_stage``). Each test gets browser contexts of its own and
+kernels of its own. Where a test fails, what the page showed and everybody's logs are in
+``test-artifacts/ui``.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 from contextlib import ExitStack, suppress
@@ -66,28 +68,30 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="module")
-def private_tmp() -> Iterator[Path]:
-    """A module leaves neither processes nor files."""
+@pytest.fixture(scope="session")
+def private_tmp(browser: Browser) -> Iterator[Path]:
+    """The tests leave neither processes nor files. The browser is started before, so that it is
+    none of their processes."""
     with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
         yield directory
 
 
-@pytest.fixture(scope="module")
-def module_stack(private_tmp: Path) -> Iterator[ExitStack]:
-    """Ends what a module started, the latest first, before ``private_tmp`` looks."""
+@pytest.fixture(scope="session")
+def stack(private_tmp: Path) -> Iterator[ExitStack]:
+    """Ends what the tests started, the latest first, before ``private_tmp`` looks."""
     with ExitStack() as stack:
         yield stack
 
 
-@pytest.fixture(scope="module")
-def make_stage(module_stack: ExitStack, browser: Browser) -> Callable[..., Stage]:
-    """``make_stage("1x128MiB", "--tq", "600")``: lives to the end of the module. The browser is
-    started before, so that it is none of the module's processes."""
+@pytest.fixture(scope="session")
+def make_stage(stack: ExitStack) -> Callable[..., Stage]:
+    """``make_stage("1x128MiB")`` lives to the end of the tests, and others may have used it: a test
+    sets what matters to it."""
 
+    @functools.cache
     def make(sizes: str, *args: str, **lab_options: Any) -> Stage:
-        daemon = module_stack.enter_context(running_daemon(sizes, *args))
-        lab = module_stack.enter_context(running_lab(daemon.env, **lab_options))
+        daemon = stack.enter_context(running_daemon(sizes, *args))
+        lab = stack.enter_context(running_lab(daemon.env, **lab_options))
         return Stage(daemon, lab)
 
     return make

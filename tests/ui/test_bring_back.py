@@ -8,6 +8,8 @@ import pytest
 from playwright.sync_api import expect
 from sharing_stage import USE, Stage
 
+from kiwi_core.states import AntiThrash
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,6 +23,7 @@ PLUGIN = "kiwi-jupyter:plugin"
 @pytest.fixture(scope="module")
 def stage(make_stage: Callable[..., Stage]) -> Stage:
     stage = make_stage("1x128MiB")
+    stage.set(policy="interactive", anti_thrash=AntiThrash.ON)
     stage.lab.write_notebook("notes.ipynb", ["# no GPU here"])
     for name in ("one", "two", "three"):
         take = "from gpu_work import Memory\nmemory = Memory(76, 1)"

@@ -81,7 +81,7 @@ def test_the_daemon_is_stopped_and_started(
 
 
 def test_there_is_no_daemon(
-    module_stack: ExitStack,
+    stack: ExitStack,
     private_tmp: Path,
     open_lab: Callable[..., LabPage],
     screenshot: Callable[..., Path],
@@ -91,9 +91,7 @@ def test_there_is_no_daemon(
     directory = private_tmp / "none"
     directory.mkdir(mode=0o700)
     daemon = Daemon(directory, "1x64MiB")
-    lab = module_stack.enter_context(
-        running_lab(daemon.env, options=["--KiwiServerApp.autostart=False"])
-    )
+    lab = stack.enter_context(running_lab(daemon.env, options=["--KiwiServerApp.autostart=False"]))
     page = open_lab(Stage(daemon, lab))
     page.notes.expect_error(AWAY)
     panel = page.panel()

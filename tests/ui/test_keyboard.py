@@ -8,6 +8,8 @@ import pytest
 from playwright.sync_api import expect
 from sharing_stage import USE, Stage
 
+from kiwi_core.states import AntiThrash
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,6 +51,7 @@ def _tab_to(page: LabPage, part: str) -> None:
 def test_quantum_and_release_by_keyboard(stage: Stage, open_lab: Callable[..., LabPage]) -> None:
     """Control-Alt-K leads into the sidebar, Tab to the release button and to the settings; all
     say what came of it."""
+    stage.set(policy="interactive", anti_thrash=AntiThrash.ON)
     page = open_lab(stage)
     work = page.open_notebook("work.ipynb")
     work.run(0)

@@ -30,15 +30,15 @@ SECRETS = ("bobs-secret", "kernel-of-bob")
 
 
 @pytest.fixture
-def stage(private_tmp: Path, module_stack: ExitStack) -> Stage:
+def stage(private_tmp: Path, stack: ExitStack) -> Stage:
     """Root's daemon for everybody; the server and its kernels are Alice's."""
-    daemon = module_stack.enter_context(running_daemon("1x128MiB", "--tq", "600"))
+    daemon = stack.enter_context(running_daemon("1x128MiB", "--tq", "600"))
     private_tmp.chmod(0o711)
     daemon.directory.chmod(0o755)
     # Real GPUs are everybody's, too.
     daemon.state_path.chmod(0o666)
     daemon.state_path.with_suffix(".d").chmod(0o777)
-    return Stage(daemon, module_stack.enter_context(running_lab(daemon.env, uid=ALICE)))
+    return Stage(daemon, stack.enter_context(running_lab(daemon.env, uid=ALICE)))
 
 
 @pytest.fixture
