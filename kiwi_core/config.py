@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 ENV_SOCKET_DIR = "KIWI_SOCKET_DIR"
 ENV_STATE_DIR = "KIWI_STATE_DIR"
 ENV_DISABLE = "KIWI_DISABLE"
+PLACING_LOCK = "placing.lock"
+"""File in the socket directory that a program locks while it chooses between GPUs."""
+
 ENV_GPU = "KIWI_GPU"
 ENV_PAGER = "KIWI_PAGER"
 

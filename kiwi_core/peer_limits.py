@@ -50,6 +50,7 @@ WATCHES: Final = "watches"
 RELEASES: Final = "releases"
 USAGE_QUESTIONS: Final = "usage-questions"
 ROOM_REQUESTS: Final = "room-requests"
+EXPECTED: Final = "expected-sessions"
 INBOX_BYTES: Final = "inbox-bytes"
 OUTBOX_BYTES: Final = "outbox-bytes"
 
@@ -113,6 +114,10 @@ PEER_LIMITS: Final = (
         ROOM_REQUESTS, "allocations that wait for room", 256, 64,
         "The scheduler looks at all of them after each event, which takes some 20 µs for each. "
         "Threads of one user's programs that wait at the same time come to a dozen.",
+    ),
+    PeerLimit(
+        EXPECTED, "sessions that a server has announced and that have not joined", 2048, 1024,
+        "As many as sessions: each kernel of a server is announced once.",
     ),
     PeerLimit(
         INBOX_BYTES, "bytes that were received and not handled yet", 64 * MIB, 16 * MIB,

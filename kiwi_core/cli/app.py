@@ -47,6 +47,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "status": Command("status", "who has the GPU, who waits and for how long"),
     "run": Command("run", "run any program as a session that shares the GPU fairly"),
     "usage": Command("usage", "who has had how much of the GPU, and waited how long for it"),
+    "wait": Command("wait", "how long a newcomer would wait for a GPU now, for scripts"),
     "set": Command("set_", "change quantum, anti-thrash mode, policy or a priority, live"),
     "release": Command("each_session:RELEASE", "move a session's memory out of the GPU now"),
     "suspend": Command("each_session:SUSPEND", "end a session's turn, and keep it out of the GPU"),

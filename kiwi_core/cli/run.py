@@ -99,7 +99,11 @@ ALWAYS_TOLD: Final = frozenset(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "kiwi run [options] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--name", help="what others see (default: the command)")
-    add_gpu(parser, "the GPU to use (default: $KIWI_GPU, else $CUDA_VISIBLE_DEVICES, else any)")
+    add_gpu(
+        parser,
+        "the GPU to use (default: $KIWI_GPU, else $CUDA_VISIBLE_DEVICES, else the one with "
+        "the shortest wait)",
+    )
     add_socket_dir(parser)
     parser.add_argument(
         "--require", action="store_true", help="fail instead of running without a daemon"
@@ -229,19 +233,28 @@ def _leave_on_signals() -> None:
 def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     """Connect to the daemon of the wanted GPU; start a daemon if none answers and there could be a
     GPU."""
+    from kiwi_core.client import own_gpus, placing
     from kiwi_core.client.directory import may_start_in
     from kiwi_core.client.waiting import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
 
     directory = directory_of(args)
     named = args.gpu or os.environ.get(config.ENV_GPU)
-
+    key = f"kiwi run {os.getpid()}"
     told = False
 
     def connect() -> Client:
         sockets = _sockets(directory, named)
+        placed = None
+        if not named and not os.environ.get(own_gpus.ENV_VISIBLE):
+            placed = placing.place(sockets, key)
+        if placed is not None:  # the others stay, in case its daemon ends just now
+            sockets.sort(key=lambda socket: socket.stem != placed.uuid)
         client = _first_that_answers(sockets, name, ungated, verbose=args.verbose)
         if client is None:
             raise no_daemon(directory, named)
+        if placed is not None:
+            with suppress(KiwiError):  # it lapses by itself, too
+                client.expect(key, 0)
         return client
 
     def tell(_spent_s: float) -> None:

@@ -16,6 +16,7 @@ from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
     BringBack,
+    Expect,
     GetHistory,
     GetMetrics,
     GetStatus,
@@ -402,6 +403,10 @@ class Client:
         answer = self._channel.ask(BringBack(session=session), timeout_s)
         assert isinstance(answer, HintReport)
         return answer.begun, answer.why
+
+    def expect(self, key: str, for_s: float, timeout_s: float = 5.0) -> None:
+        """Announce a session that will join here; see ``Expect``. Raises ``PeerError`` "busy"."""
+        self._channel.ask(Expect(key=key, for_s=for_s), timeout_s)
 
     def goodbye(self, timeout_s: float) -> None:
         """Leave Kiwi: wait until all memory is back in the GPU, then close the client.

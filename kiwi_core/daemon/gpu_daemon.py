@@ -22,6 +22,7 @@ from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.sockets import (
     OneDaemonLock,
     alone,
+    make_placing_lock,
     prepare_directory,
     sockets_mode,
 )
@@ -46,6 +47,7 @@ from kiwi_core.daemon.reports.usage import UsageReporter
 from kiwi_core.daemon.roster.registry import Member, SessionRegistry
 from kiwi_core.daemon.roster.roster import Remembering, Roster, RosterFile
 from kiwi_core.daemon.router import Router
+from kiwi_core.daemon.sessions.expected import Expected
 from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.daemon.sessions.link_handler import LinkHandler
 from kiwi_core.daemon.sessions.orphans import Orphans
@@ -61,6 +63,7 @@ from kiwi_core.pager.api import ProcessRef
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.pager.router import SessionPager
 from kiwi_core.peer_limits import (
+    EXPECTED,
     PROGRAMS,
     QUEUE_PLACES,
     RELEASES,
@@ -160,6 +163,7 @@ class GpuDaemon:
 
     def _prepare_directories(self) -> None:
         prepare_directory(Path(self._options.sockets), sockets_mode())
+        make_placing_lock(Path(self._options.sockets))
         prepare_directory(Path(self._options.state))
 
     def _is_reachable(self, address: Address) -> bool:
@@ -212,8 +216,9 @@ class GpuDaemon:
             last_op=roster.next_op - 1,
         )  # fmt: skip
         self._sessions = SessionHandler(
-            self._registry, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
-        )
+            self._registry, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES],
+            Expected(scheduler, shares[EXPECTED]),
+        )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
         gates = self._link_up(shares)
@@ -243,7 +248,8 @@ class GpuDaemon:
         )  # fmt: skip
         reporter = Reporter(
             scheduler, self._registry, rights, machine.gpu, self._links, self._pager, self._budget,
-            self._gauges, RamGauge(), errors=self._errors, emulated=options.emulation is not None,
+            self._gauges, RamGauge(), self._sessions.expected, errors=self._errors,
+            emulated=options.emulation is not None,
         )  # fmt: skip
         self._registry.remembered = scheduler.remembered
         requests = RequestHandler(
@@ -256,7 +262,8 @@ class GpuDaemon:
         self._router.reporter = reporter
         self._router.metrics = MetricsReporter(
             machine.gpu, self._core, tally, self._connections, self._sessions, requests, shares,
-            self._observer, journal, self._budget, self._gauges, options.emulation is not None,
+            self._observer, journal, self._budget, self._gauges, self._sessions.expected,
+            options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._registry, ledger)

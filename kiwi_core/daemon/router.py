@@ -56,6 +56,8 @@ class Router:
             self.requests.set(connection, message)
         elif isinstance(message, SessionWish):
             self.requests.of_session(connection, self.sessions.of(connection), message)
+        elif isinstance(message, m.Expect):
+            self.sessions.expect(connection, message)
         elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
             self.sessions.received(connection, message)
         elif isinstance(message, LinkMessage):

@@ -232,6 +232,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "Power that the GPU may draw; absent: NVML does not say.",
         lambda m: m.power_limit_w,
     ),
+    _known_gauge(
+        "kiwi_newcomer_wait_seconds",
+        "How long a session of which nothing is known would wait if it asked now; absent: nobody "
+        "can tell.",
+        lambda m: m.newcomer_wait_s,
+    ),
     # --- settings ---------------------------------------------------------------------------------
     _gauge("kiwi_time_quantum_seconds", "The time quantum (TQ).", lambda m: m.tq_s),
     _gauge(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import audit
 from kiwi_core.sched.forecast.forecast import Forecast
-from kiwi_core.sched.forecast.lookahead import Run
+from kiwi_core.sched.forecast.lookahead import NEWCOMERS_MAX, Run
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.session import Home, Want
 from kiwi_core.sched.model.state import State
@@ -128,10 +128,12 @@ class Scheduler:
         told = self._forecast.look(self._st, now_ns) if ahead else None
         return snapshot(self._st, now_ns, self._forecast, told)
 
-    def newcomer_wait_ns(self, now_ns: int) -> int | None:
-        """Return how long a session of which nothing is known would wait if it asked now; ``None``
-        if nobody can tell. It costs as much as one forecast: about 100 µs, in a crowd 2 ms."""
-        return Run(self._st, now_ns, 0.5, spread=False).newcomer_wait_ns()
+    def newcomer_wait_ns(self, now_ns: int, before: int = 0) -> int | None:
+        """Return how long a session of which nothing is known would wait if it asked now, after
+        ``before`` others like it; ``None`` if nobody can tell. It costs as much as one forecast:
+        about 100 µs, in a crowd 2 ms."""
+        before = min(before, NEWCOMERS_MAX - 1)
+        return Run(self._st, now_ns, 0.5, spread=False).newcomer_wait_ns(before)
 
     def accounts(self, now_ns: int) -> dict[SessionId, Account]:
         """Return the sums of each session until ``now_ns``."""

@@ -155,6 +155,15 @@ class BringBack(Message, frozen=True, kw_only=True, tag="bring-back"):
     session: str = ""
 
 
+class Expect(Message, frozen=True, kw_only=True, tag="expect"):
+    """Say that a program of this user will soon be a session here: it is counted where others
+    choose between GPUs. ``key`` names it; a session that says hello with it as its ``kernel_id``
+    takes the place. It lapses after ``for_s`` seconds; 0 takes it back. Answered by ``ok``."""
+
+    key: str
+    for_s: float
+
+
 class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
     """Leave Kiwi while the process lives on. Answered by ``ok`` once everything is back in the
     GPU; the daemon then closes."""
@@ -225,6 +234,7 @@ ClientMessage = (
     | Suspend
     | Resume
     | BringBack
+    | Expect
     | Goodbye
     | GetStatus
     | Set

@@ -134,3 +134,5 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    newcomer_wait_s: float | None = None
+    """As in ``GpuStatus``."""

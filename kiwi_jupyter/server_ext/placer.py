@@ -1,20 +1,15 @@
-"""Places kernels: asks the daemons how things are, chooses, and remembers whom it placed where."""
+"""Places the kernels of this server, and takes back what never came."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
-from kiwi_core.client import Client
+from kiwi_core.client import placing
 from kiwi_core.client.own_gpus import own_sockets
-from kiwi_core.errors import KiwiError
-from kiwi_core.wire.messages import Role
-from kiwi_jupyter.server_ext.placement import Placed, choose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,84 +19,49 @@ if TYPE_CHECKING:
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
-WITHIN_S: Final = 2.0
-"""Time for all daemons to answer, which takes milliseconds. On a busy machine a kernel's own start
-takes about as long; a daemon that hangs must not cost more than that."""
-
-ASKERS: Final = 16
-"""Daemons asked at once: no machine has more GPUs. Threads end soon after a time-out."""
-
 log = logging.getLogger("kiwi.placement")
 
 
 class Placer:
     """``socket_dir`` is where the daemons' sockets are (``None``: the default place). Any thread
-    may call; the work is done within ``within_s`` seconds or not at all."""
+    may call; daemons get ``within_s`` seconds to answer."""
 
-    def __init__(self, socket_dir: Path | None = None, within_s: float = WITHIN_S) -> None:
+    def __init__(self, socket_dir: Path | None = None, within_s: float = placing.WITHIN_S) -> None:
         self.socket_dir = socket_dir
         self._within_s = within_s
         self._lock = threading.Lock()
-        self._placed: dict[str, tuple[str, float]] = {}
-        self._askers = ThreadPoolExecutor(ASKERS, thread_name_prefix="kiwi-placement")
+        self._placed: dict[str, Path] = {}
+        """The socket of the daemon that expects each kernel."""
 
     async def place(self, kernel_id: str, env: Mapping[str, str]) -> str | None:
-        """The UUID of the GPU for a kernel that is about to start with ``env``; ``None``: leave it
-        alone, because its user has chosen, Kiwi is switched off in it, or there is no choice.
-        Never raises for what is wrong with a daemon."""
+        """Return the UUID of the GPU for a kernel that is about to start with ``env``; ``None``:
+        leave it alone, because its user has chosen, Kiwi is switched off in it, or there is no
+        choice. Never raises for what is wrong with a daemon."""
         if is_chosen(env):
             return None
-        gpus = await self._statuses()
+        directory = self.socket_dir or config.socket_dir()
+        await asyncio.to_thread(self._forget, kernel_id)
+        gpu = await asyncio.to_thread(self._choose, directory, kernel_id)
+        if gpu is None:
+            return None
         with self._lock:
-            now_s = time.monotonic()
-            placed = [
-                Placed(kernel, uuid, now_s - at_s) for kernel, (uuid, at_s) in self._placed.items()
-            ]
-            gpu = choose(gpus, placed, kernel_id)
-            if gpu is None:
-                return None
-            self._placed[kernel_id] = (gpu.uuid, now_s)
+            self._placed[kernel_id] = directory / f"{gpu.uuid}.sock"
         kind = "EMULATED GPU" if gpu.emulated else "GPU"
         log.info("kernel %s is placed on %s %d (%s)", kernel_id, kind, gpu.index, gpu.uuid)
         return gpu.uuid
 
-    def ended(self, kernel_id: str) -> None:
-        """Kernel ``kernel_id`` is no more."""
+    def _choose(self, directory: Path, kernel_id: str) -> GpuStatus | None:
+        return placing.place(own_sockets(directory), kernel_id, within_s=self._within_s)
+
+    async def ended(self, kernel_id: str) -> None:
+        """Take note that kernel ``kernel_id`` is no more: nobody expects it any longer."""
+        await asyncio.to_thread(self._forget, kernel_id)
+
+    def _forget(self, kernel_id: str) -> None:
         with self._lock:
-            self._placed.pop(kernel_id, None)
-
-    def close(self) -> None:
-        self._askers.shutdown(wait=False, cancel_futures=True)
-
-    async def _statuses(self) -> list[GpuStatus]:
-        """Return the statuses of this server's GPUs whose daemons answer in time; none if there is
-        only one daemon."""
-        sockets = own_sockets(self.socket_dir or config.socket_dir())
-        if len(sockets) < 2:
-            return []
-        asked = [asyncio.wrap_future(self._askers.submit(self._ask, path)) for path in sockets]
-        answered, late = await asyncio.wait(asked, timeout=self._within_s)
-        for each in late:
-            each.cancel()
-        if late:
-            log.warning("%d of %d daemons did not answer in time", len(late), len(asked))
-        return _usable([gpu for each in answered if (gpu := each.result()) is not None])
-
-    def _ask(self, path: Path) -> GpuStatus | None:
-        client = Client(
-            path,
-            role=Role.OBSERVER,
-            client="placement",
-            reconnect=False,
-            connect_timeout_s=self._within_s,
-        )
-        try:
-            with client:
-                client.connect()
-                return client.status(self._within_s)
-        except KiwiError as error:
-            log.debug("%s: %s", path, error)
-            return None
+            socket = self._placed.pop(kernel_id, None)
+        if socket is not None:
+            placing.expect(socket, kernel_id, 0)
 
 
 def is_chosen(env: Mapping[str, str]) -> bool:
@@ -112,8 +72,3 @@ def is_chosen(env: Mapping[str, str]) -> bool:
 def is_disabled(env: Mapping[str, str]) -> bool:
     """Return whether Kiwi is switched off in kernels that have this environment."""
     return env.get(config.ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
-
-
-def _usable(gpus: list[GpuStatus]) -> list[GpuStatus]:
-    """Return the real GPUs, else the emulated ones, which must not hide real ones."""
-    return [gpu for gpu in gpus if not gpu.emulated] or gpus

@@ -53,8 +53,6 @@ def install(
         log.warning("kiwi-jupyter is not properly installed: kernels are not placed on GPUs")
         return False
     factory.default_provisioner_name = NAME
-    if _placer is not None:
-        _placer.close()
     _placer = Placer(socket_dir)
     _places, _pager = places, pager
     return True
@@ -106,5 +104,5 @@ class KiwiProvisioner(LocalProvisioner):
 
     async def cleanup(self, restart: bool = False) -> None:
         if not restart:
-            placer().ended(self.kernel_id)
+            await placer().ended(self.kernel_id)
         await super().cleanup(restart=restart)

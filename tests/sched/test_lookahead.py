@@ -255,3 +255,15 @@ def test_nobody_knows_a_newcomers_wait_behind_a_call_that_hangs() -> None:
     world.do(66, "a ends 6")
     world.do(200, "#1 overdue")
     assert newcomer_s(world) is None
+
+
+def test_newcomers_that_are_expected_before_have_their_turns_first() -> None:
+    world = World("gpu 10 tq=30 policy=round-robin")
+    world.do(0, "memory")
+    waits_ns = [world.scheduler.newcomer_wait_ns(0, before) for before in (0, 1, 2, 99)]
+    assert waits_ns[0] == 0
+    assert [ns / S for ns in waits_ns[1:3] if ns] == pytest.approx(
+        [31, 62], abs=0.1
+    )  # turns and their swaps
+    assert waits_ns[3] is not None
+    assert waits_ns[3] > 400 * S

@@ -143,6 +143,9 @@ class Recorder:
     def of_session(self, _connection: Connection, _member: object, message: SessionWish) -> None:
         self._take(message)
 
+    def expect(self, _connection: Connection, message: m.Expect) -> None:
+        self._take(message)
+
     def answer(self, _connection: Connection, message: m.GetUsage) -> None:
         self._take(message)
 

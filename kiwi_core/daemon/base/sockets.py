@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kiwi_core.client.directory import why_unsafe
+from kiwi_core.config import PLACING_LOCK
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
@@ -34,6 +35,16 @@ RUNS_AFTER_S = 2.0
 
 LOOK_EVERY_S = 0.05
 """Interval of looks while waiting for an earlier daemon to leave."""
+
+
+def make_placing_lock(directory: Path) -> None:
+    """Create the file that programs of all users lock while they choose between GPUs."""
+    flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError):  # without it they choose all the same
+        file = os.open(directory / PLACING_LOCK, flags, 0o644)
+        with contextlib.suppress(OSError):
+            os.fchmod(file, 0o644)  # whatever the umask is
+        os.close(file)
 
 
 def prepare_directory(path: Path, mode: int = 0o700) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.engine.tally import Tally
     from kiwi_core.daemon.links.host_budget import HostBudget
+    from kiwi_core.daemon.sessions.expected import Expected
     from kiwi_core.daemon.sessions.requests import RequestHandler
     from kiwi_core.daemon.sessions.session_handler import SessionHandler
     from kiwi_core.gpu.nvml import GpuInfo
@@ -42,6 +43,7 @@ class MetricsReporter:
     _journal: Journal
     _budget: HostBudget
     _gauges: Gauges
+    _expected: Expected
     _emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
 
@@ -99,6 +101,7 @@ class MetricsReporter:
             journal_lines_lost=self._journal.dropped,
             peers=self._peers(),
             log_lines_dropped=log.dropped(),
+            newcomer_wait_s=self._expected.newcomer_wait_s(),
             **msgspec.structs.asdict(self._gauges.now),
         )
         return MetricsReport(metrics=metrics)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.registry import Member, SessionRegistry
+    from kiwi_core.daemon.sessions.expected import Expected
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.router import SessionPager
@@ -58,6 +59,7 @@ class Reporter:
     _budget: HostBudget
     gauges: Gauges
     _ram: RamGauge
+    _expected: Expected
     errors: Callable[[], list[str]]
     emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
@@ -104,6 +106,8 @@ class Reporter:
                 policies=_POLICIES,
                 gauges=self.gauges.now,
                 outside=self.gauges.outside(reader, self._rights),
+                newcomer_wait_s=self._expected.newcomer_wait_s(),
+                expected=self._expected.count(),
             )
         )
 

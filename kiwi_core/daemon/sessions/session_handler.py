@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.guards import Guards
     from kiwi_core.daemon.roster.registry import SessionRegistry
+    from kiwi_core.daemon.sessions.expected import Expected
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.states import Priority
@@ -64,11 +65,13 @@ class SessionHandler:
         core: Core,
         priorities: Mapping[str, Priority],
         places: Share,
+        expected: Expected,
     ) -> None:
         self._registry = registry
         self._core = core
         self._priorities = priorities
         self._session_of: dict[Connection, Member] = {}
+        self.expected = expected
         self._leaving: dict[Member, Connection | None] = {}
         self.places = QueuePlaces(places, self._line_up)
         self.libraries: Libraries
@@ -87,11 +90,16 @@ class SessionHandler:
         member = self._registry.of_process(ref)
         if member is None:
             member = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
+        self.expected.joined(connection.peer.uid, hello.kernel_id)
         self._name(member, hello.name, hello.kernel_id)
         member.by_link = False
         self.guards.told(member, hello.ungated)
         self._bind(member, connection)
         return member
+
+    def expect(self, connection: Connection, message: m.Expect) -> None:
+        self.expected.expect(connection.peer.uid, message.key, message.for_s)
+        connection.send(m.Ok())
 
     def received(
         self, connection: Connection, message: m.Acquire | m.Withdraw | m.EndBurst | m.Goodbye

@@ -35,13 +35,12 @@ GOLDEN: Final = 0.6180339887498949
 HOLD_NS: Final = 10 * NS_PER_MS
 """Time to hold a process, or to release it, without moving anything."""
 
-NEWCOMER: Final = SessionId("newcomer?")
-"""No real session is called so: the daemon's ids have no question mark."""
+NEWCOMERS_MAX: Final = 16
+"""Number of newcomers of which one run takes account. Each is a whole quantum: with more of them
+nobody needs to know how much longer it takes."""
 
-_ASKS: Final = (
-    ev.SessionJoined(session=NEWCOMER),
-    ev.LeaseRequested(session=NEWCOMER, burst=1),
-)
+_NEWCOMERS: Final = tuple(SessionId(f"newcomer {n}") for n in range(NEWCOMERS_MAX))
+"""No real session is called so: the daemon's ids have no spaces."""
 
 _MOVES: Final = (Doing.PAGING_OUT, Doing.PAGING_IN)
 _HANDLERS: Final = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
@@ -87,15 +86,20 @@ class Run:
         they only want to leave, are gone), in that order."""
         return self._play(set(self._st.queue), grants_max, steps_max)
 
-    def newcomer_wait_ns(self) -> int | None:
-        """Return the wait of a session of which nothing is known, if it asked now: at the end of
-        ``STEPS_MAX`` events a rough sum over those ahead of it; ``None`` if nobody can tell."""
-        self._lengths_ns[NEWCOMER] = NEVER_NS
-        for event in _ASKS:
-            if NEWCOMER in self._feed(event):
-                return 0
-        rough_ns = expected_waits_ns(self._st, self._now_ns)[NEWCOMER]
-        return self._play({NEWCOMER}, 1, STEPS_MAX).get(NEWCOMER, rough_ns)
+    def newcomer_wait_ns(self, before: int) -> int | None:
+        """Return the wait of a session of which nothing is known, if it asked now, after ``before``
+        others like it. Where that takes more than ``STEPS_MAX`` events, return a rough sum over
+        those ahead of it; ``None`` if nobody can tell."""
+        newcomer, granted = _NEWCOMERS[before], False
+        for one in _NEWCOMERS[: before + 1]:
+            self._lengths_ns[one] = NEVER_NS
+            self._feed(ev.SessionJoined(session=one))
+            granted = one in self._feed(ev.LeaseRequested(session=one, burst=1))
+        if granted:
+            return 0
+        roughly_ns = expected_waits_ns(self._st, self._now_ns)[newcomer]
+        found = self._play({newcomer}, 1, STEPS_MAX)
+        return found.get(newcomer, roughly_ns if self.steps == STEPS_MAX else None)
 
     def _play(
         self, pending: set[SessionId], grants_max: int, steps_max: int

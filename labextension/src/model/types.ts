@@ -287,6 +287,14 @@ export interface IGpu {
   readonly gauges: IGauges;
   /** The programs that hold `memory.outside_bytes`, as far as NVML names them. */
   readonly outside: readonly IOutsideProgram[];
+  /**
+   * How long a session of which nothing is known would wait if it asked now, after the
+   * expected ones. null: nobody can tell, because a fault or a program outside Kiwi holds
+   * it up.
+   */
+  readonly newcomer_wait_s: number | null;
+  /** Number of sessions that servers have placed here and that have not joined yet. */
+  readonly expected: number;
   readonly history: readonly IHistory[];
   readonly reachable: boolean;
   readonly problem: IProblem | null;
@@ -304,6 +312,8 @@ export const GPU_DEFAULTS = {
   policies: [],
   gauges: { utilisation_percent: null, temperature_c: null, power_w: null, power_limit_w: null },
   outside: [],
+  newcomer_wait_s: null,
+  expected: 0,
   reachable: true,
   problem: null
 } as const;

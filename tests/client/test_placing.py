@@ -1,0 +1,173 @@
+"""Which GPU a program is placed on: from made-up statuses, and beside real daemons of two GPUs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from daemon import PATIENCE_S, Daemon, running_daemon, wait_until
+from leftovers import nothing_left
+from made_up_status import gpu, session
+
+from kiwi_core.client import Client, discover, placing
+from kiwi_core.config import PLACING_LOCK
+from kiwi_core.errors import PeerError
+from kiwi_core.states import SessionState
+from kiwi_core.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kiwi_core.wire.messages import GpuStatus
+
+
+def best(*gpus: GpuStatus) -> int:
+    return min(gpus, key=placing.rank).index
+
+
+def test_the_shortest_wait_wins() -> None:
+    assert best(gpu(0, wait_s=5.0), gpu(1, session("a"), session("b"), wait_s=0.0)) == 1
+    assert best(gpu(0, wait_s=5.0), gpu(1, wait_s=25.0)) == 0
+
+
+def test_a_gpu_of_which_nobody_can_tell_is_the_last_resort() -> None:
+    assert best(gpu(0, wait_s=None), gpu(1, wait_s=900.0)) == 1
+
+
+def test_equal_waits_are_decided_by_sessions_then_memory_then_index() -> None:
+    little = session("little", resident_bytes=GIB)
+    out = {"state": SessionState.PAGED_OUT}
+    crowded = gpu(0, session("a", **out), session("b", **out), wait_s=0.0)
+    assert best(crowded, gpu(1, little, wait_s=0.25)) == 1
+    assert best(gpu(0, wait_s=0.0, expected=1), gpu(1, wait_s=0.0)) == 1
+    assert best(gpu(0, wait_s=0.0, outside_bytes=GIB), gpu(1, wait_s=0.0)) == 1
+    assert best(gpu(1, wait_s=0.0), gpu(0, wait_s=0.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("emulated", "index"), [((False, True), 0), ((True, True), 1), ((False, False), 1)], ids=str
+)
+def test_an_emulated_gpu_does_not_hide_a_real_one(emulated: tuple[bool, bool], index: int) -> None:
+    first = gpu(0, wait_s=9.0, emulated=emulated[0])
+    second = gpu(1, wait_s=0.0, emulated=emulated[1])
+    assert best(*placing._usable([first, second])) == index
+
+
+# --- beside real daemons ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    with nothing_left(monkeypatch), running_daemon("2x256MiB") as daemon:
+        yield daemon
+
+
+def placed(daemon: Daemon, key: str) -> int:
+    chosen = placing.place(discover(daemon.directory), key, within_s=PATIENCE_S)
+    assert chosen is not None
+    return chosen.index
+
+
+def watching(daemon: Daemon, index: int) -> Client:
+    return Client(daemon.directory / f"{daemon.status(index).uuid}.sock", name=f"on {index}")
+
+
+def test_eight_programs_that_start_at_once_spread(daemon: Daemon) -> None:
+    """Each asks from a process of its own, as servers of different users do."""
+    script = (
+        "import sys; from pathlib import Path; from kiwi_core.client import discover, placing;"
+        "sys.stdin.read(1);"
+        "print(placing.place(discover(Path(sys.argv[1])), sys.argv[2], within_s=60).index)"
+    )
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(daemon.directory), f"k{n}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for n in range(8)
+    ]  # fmt: skip
+    for program in programs:
+        assert program.stdin is not None
+        program.stdin.write("x")
+        program.stdin.flush()
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(lambda program: program.communicate(timeout=PATIENCE_S)[0], programs))
+    assert Counter(told) == {"0\n": 4, "1\n": 4}
+    assert [daemon.status(index).expected for index in (0, 1)] == [4, 4]
+
+
+def test_a_session_that_joins_is_not_expected_any_more(daemon: Daemon) -> None:
+    assert [placed(daemon, key) for key in "abc"] == [0, 1, 0]
+    client = Client(
+        daemon.directory / f"{daemon.status(0).uuid}.sock", name="a.ipynb", kernel_id="a"
+    )
+    with client:
+        client.connect()
+        assert daemon.status(0).expected == 1
+        assert placed(daemon, "d") == 1
+
+
+def test_an_expectation_can_be_taken_back_and_renewed(daemon: Daemon) -> None:
+    path = daemon.directory / f"{daemon.status(0).uuid}.sock"
+    placing.expect(path, "a", 60)
+    placing.expect(path, "a", 60)
+    assert daemon.status(0).expected == 1
+    placing.expect(path, "a", 0)
+    assert daemon.status(0).expected == 0
+
+
+def test_an_expectation_lapses(daemon: Daemon) -> None:
+    path = daemon.directory / f"{daemon.status(0).uuid}.sock"
+    placing.expect(path, "a", 0.2)
+    wait_until(lambda: daemon.status(0).expected == 0, "the end of the expectation")
+
+
+def test_a_time_that_is_none_is_refused(daemon: Daemon) -> None:
+    with watching(daemon, 0) as client:
+        client.connect()
+        for for_s in (-1.0, 1e9):
+            with pytest.raises(PeerError, match="cannot be expected"):
+                client.expect("a", for_s)
+
+
+def test_a_busy_gpu_is_avoided(daemon: Daemon) -> None:
+    with watching(daemon, 0) as client:
+        client.connect()
+        client.acquire(timeout_s=PATIENCE_S)
+        wait_s = daemon.status(0).newcomer_wait_s
+        assert wait_s is not None
+        assert wait_s > 1.0
+        assert placed(daemon, "a") == 1
+        client.end_burst()
+
+
+def test_who_cannot_get_the_lock_is_placed_all_the_same(daemon: Daemon) -> None:
+    lock = os.open(daemon.directory / PLACING_LOCK, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        chosen = placing.place(discover(daemon.directory), "a", within_s=2.0)
+        assert chosen is not None
+    finally:
+        os.close(lock)
+
+
+def test_one_gpu_is_no_choice(tmp_path: Path) -> None:
+    assert placing.place(discover(tmp_path / "nowhere"), "a") is None
+
+
+def test_a_daemon_that_hangs_holds_up_nobody(daemon: Daemon) -> None:
+    """It takes the connection and says nothing, as one does that stands still."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(daemon.directory / "GPU-zzz.sock"))
+        silent.listen()
+        chosen = placing.place(discover(daemon.directory), "a", within_s=3.0)
+        assert chosen is not None
+        assert chosen.index == 0
