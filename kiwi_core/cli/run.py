@@ -233,29 +233,15 @@ def _leave_on_signals() -> None:
 def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     """Connect to the daemon of the wanted GPU; start a daemon if none answers and there could be a
     GPU."""
-    from kiwi_core.client import own_gpus, placing
     from kiwi_core.client.directory import may_start_in
     from kiwi_core.client.waiting import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
 
     directory = directory_of(args)
     named = args.gpu or os.environ.get(config.ENV_GPU)
-    key = f"kiwi run {os.getpid()}"
     told = False
 
     def connect() -> Client:
-        sockets = _sockets(directory, named)
-        placed = None
-        if not named and not os.environ.get(own_gpus.ENV_VISIBLE):
-            placed = placing.place(sockets, key)
-        if placed is not None:  # the others stay, in case its daemon ends just now
-            sockets.sort(key=lambda socket: socket.stem != placed.uuid)
-        client = _first_that_answers(sockets, name, ungated, verbose=args.verbose)
-        if client is None:
-            raise no_daemon(directory, named)
-        if placed is not None:
-            with suppress(KiwiError):  # it lapses by itself, too
-                client.expect(key, 0)
-        return client
+        return _connect_once(directory, named, name, ungated, verbose=args.verbose)
 
     def tell(_spent_s: float) -> None:
         nonlocal told
@@ -276,6 +262,28 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
 
         autostart(directory)
     return client or connect()
+
+
+def _connect_once(
+    directory: Path, named: str | None, name: str, ungated: str, *, verbose: bool
+) -> Client:
+    """Connect where the program waits least, unless its user has chosen. Raises ``PeerError``
+    "no-daemon"."""
+    from kiwi_core.client import own_gpus, placing
+
+    key = f"kiwi run {os.getpid()}"
+    sockets, placed = _sockets(directory, named), None
+    if not named and not os.environ.get(own_gpus.ENV_VISIBLE):
+        placed = placing.place(sockets, key)
+    if placed is not None:  # the others stay, in case its daemon ends just now
+        sockets.sort(key=lambda socket: socket.stem != placed.uuid)
+    client = _first_that_answers(sockets, name, ungated, verbose=verbose)
+    if client is None:
+        raise no_daemon(directory, named)
+    if placed is not None:
+        with suppress(KiwiError):  # it lapses by itself, too
+            client.expect(key, 0)
+    return client
 
 
 def _sockets(directory: Path, named: str | None) -> list[Path]:
