@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Final
 from urllib.request import urlopen
 
 from kiwi_core import config
-from kiwi_core.client import Client, discover
-from kiwi_core.errors import KiwiError
-from kiwi_core.wire.messages import Role
-from kiwi_jupyter.server_ext.placement import expected_wait_s
+from kiwi_core.client import discover, placing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    from kiwi_core.wire.messages import GpuStatus
 
 WITHIN_S: Final = 3.0
 """Time for a daemon, a metrics server or Slurm to answer. A page that takes longer annoys, and a
@@ -56,24 +51,16 @@ class Place:
 
 def waits_of_this_machine(socket_dir: Path | None = None) -> list[Place]:
     """Return the GPUs of the hub's own machine: for spawners that start servers there."""
-    found = [_gpu(path) for path in discover(socket_dir or config.socket_dir())]
-    gpus = sorted((gpu for gpu in found if gpu is not None), key=lambda gpu: gpu.index)
+    gpus = placing.statuses(discover(socket_dir or config.socket_dir()), WITHIN_S)
     return [
-        Place(gpu.uuid, f"GPU {gpu.index} ({gpu.name})", expected_wait_s(gpu), len(gpu.sessions))
-        for gpu in gpus
+        Place(
+            gpu.uuid,
+            f"GPU {gpu.index} ({gpu.name})",
+            math.inf if gpu.newcomer_wait_s is None else gpu.newcomer_wait_s,
+            len(gpu.sessions) + gpu.expected,
+        )
+        for gpu in sorted(gpus, key=lambda gpu: gpu.index)
     ]
-
-
-def _gpu(path: Path) -> GpuStatus | None:
-    client = Client(
-        path, role=Role.OBSERVER, client="hub", reconnect=False, connect_timeout_s=WITHIN_S
-    )
-    try:
-        with client:
-            client.connect()
-            return client.status(WITHIN_S)
-    except KiwiError:
-        return None
 
 
 def slurm_weight(places: Sequence[Place]) -> int:
@@ -136,5 +123,4 @@ def _least(url: str) -> float | None:
         ]
     except (OSError, ValueError):
         return None
-    known = (math.inf if math.isnan(wait_s) else wait_s for wait_s in waits_s)
-    return min(known, default=None)
+    return min(waits_s, default=math.inf if METRIC in text else None)
