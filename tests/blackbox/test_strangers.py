@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["short"]
 
-pytestmark = needs_users
-
 COMPILED_S = 300.0
+
+pytestmark = [needs_users, pytest.mark.timeout(2 * COMPILED_S)]
 
 SHOW = ["/usr/bin/env", "-0"]
 """A program that shows its environment."""
