@@ -102,7 +102,7 @@ unit-tests: $(READY) $(CLIENTS_READY)  ## everything that has no target of its o
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
 server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
-	@$(STEP) server-tests $(PYTEST) $(QUICK) -n 3 tests/server_ext
+	@$(STEP) server-tests $(PYTEST) $(QUICK) -n 3 --dist loadfile tests/server_ext
 
 kernel-tests: $(READY)  ## the notebook side, on current ipykernel and IPython
 	@$(STEP) kernel-tests $(PYTEST) $(QUICK) -n 3 tests/kernel

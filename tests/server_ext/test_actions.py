@@ -8,14 +8,21 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from daemon import Daemon, running_daemon
 
 from kiwi_core.errors import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from daemon import Daemon
     from session_program import SessionProgram
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """One daemon for all: a start takes longer than a test."""
+    with running_daemon("1x256MiB") as one:
+        yield one
 
 
 @pytest.fixture
