@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ARGS: Final = ("1x256MiB", "--tq", "0.5", "--lock-timeout", "1", "--stuck-after", "2")
 
-ANSWERS_S: Final = 10.0
+ANSWERS_S: Final = 30.0
 """For one status. It takes milliseconds; a daemon that waits for the driver would not answer at
 all, and the machines that run tests are busy."""
 

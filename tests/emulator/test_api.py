@@ -148,13 +148,12 @@ def test_a_kernel_that_leaves_its_memory_breaks_the_context(worker):
 def test_launches_are_asynchronous_and_streams_keep_order(worker):
     worker.do(
         "s = ck(driver.cuStreamCreate(1)); p = alloc(4096)\n"
-        "t = time.monotonic(); launch('spin_ns', 300_000_000, stream=s)\n"
-        "launch('fill_u32', p, 1024, 8, stream=s); gone = time.monotonic() - t"
+        "t = time.monotonic(); launch('spin_ns', 1_000_000_000, stream=s)\n"
+        "launch('fill_u32', p, 1024, 8, stream=s); seen = name_of(driver.cuStreamQuery, s)"
     )
-    assert worker.get("gone") < 0.25
-    assert worker.get("name_of(driver.cuStreamQuery, s)") == "CUDA_ERROR_NOT_READY"
+    assert worker.get("seen") == "CUDA_ERROR_NOT_READY"
     worker.do("ck(driver.cuStreamSynchronize(s))")
-    assert worker.get("time.monotonic() - t") >= 0.3
+    assert worker.get("time.monotonic() - t") >= 1.0
     assert worker.get("name_of(driver.cuStreamQuery, s)") == "CUDA_SUCCESS"
     assert worker.get("read(p, 1)[0]") == 8
 
@@ -163,10 +162,10 @@ def test_launches_are_asynchronous_and_streams_keep_order(worker):
 def test_the_default_stream_waits_for_blocking_streams_only(worker, flags, waits):
     worker.do(
         f"s = ck(driver.cuStreamCreate({flags})); p = alloc(4096); sync()\n"
-        "t = time.monotonic(); launch('spin_ns', 1_000_000_000, stream=s)\n"
-        "ck(driver.cuMemcpyHtoD(p, b'x', 1)); gone = time.monotonic() - t; sync()"
+        "launch('spin_ns', 2_000_000_000, stream=s)\n"
+        "ck(driver.cuMemcpyHtoD(p, b'x', 1)); seen = name_of(driver.cuStreamQuery, s); sync()"
     )
-    assert (worker.get("gone") >= 1.0) is waits
+    assert worker.get("seen") == ("CUDA_SUCCESS" if waits else "CUDA_ERROR_NOT_READY")
 
 
 def test_events_order_streams_and_measure(worker):
@@ -188,12 +187,11 @@ def test_events_order_streams_and_measure(worker):
 def test_async_copies_with_pinned_memory(worker):
     worker.do(
         "import ctypes; h = int(ck(driver.cuMemHostAlloc(MIB, 0))); p = alloc(MIB)\n"
-        "s = ck(driver.cuStreamCreate(1)); launch('spin_ns', 300_000_000, stream=s)\n"
-        "ctypes.memset(h, 7, MIB); t = time.monotonic()\n"
-        "ck(driver.cuMemcpyHtoDAsync(p, h, MIB, s)); gone = time.monotonic() - t\n"
-        "ck(driver.cuStreamSynchronize(s))"
+        "s = ck(driver.cuStreamCreate(1)); ctypes.memset(h, 7, MIB)\n"
+        "launch('spin_ns', 1_000_000_000, stream=s); ck(driver.cuMemcpyHtoDAsync(p, h, MIB, s))\n"
+        "seen = name_of(driver.cuStreamQuery, s); ck(driver.cuStreamSynchronize(s))"
     )
-    assert worker.get("gone") < 0.25
+    assert worker.get("seen") == "CUDA_ERROR_NOT_READY"
     assert worker.get("set(read(p, MIB)) == {7}")
     worker.do("ck(driver.cuMemsetD8(p, 9, MIB)); ck(driver.cuMemcpyDtoHAsync(h, p, MIB, s))")
     worker.do("ck(driver.cuStreamSynchronize(s))")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from session_program import SessionProgram
 
-ANSWERS_WITHIN_S = 10.0
+ANSWERS_WITHIN_S = 30.0
 """Time limit of an answer: a daemon that waits for the halted process never answers; one on a busy
 machine answers late."""
 

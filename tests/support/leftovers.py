@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MARK = "KIWI_E2E_TEST"
 """Variable in the environment of every process that a test starts, directly or not."""
 
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 30.0
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def test_hooks_are_valid_and_run_what_is_installed() -> None:
 @pytest.mark.parametrize("name", [".ci/run", ".ci/venv", ".ci/step", ".ci/node"])
 def test_scripts_are_executable_and_parse(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
-    subprocess.run(["bash", "-n", str(ROOT / name)], check=True, timeout=20)
+    subprocess.run(["bash", "-n", str(ROOT / name)], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("options", [[], ["--alive"]])
@@ -81,7 +81,7 @@ def test_step_passes_on_the_exit_code_and_notes_the_time(
         env={**os.environ, "KIWI_TIMES": str(times)},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode == 7
     assert "FAILED (exit 7)" in done.stdout
@@ -130,7 +130,7 @@ def test_npm_runs_on_a_node_that_is_new_enough(
         env={**os.environ, "PATH": f"{machine / 'bin'}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert (done.returncode, done.stdout.strip()) == (0, taken), done.stderr
 
@@ -143,7 +143,7 @@ def test_without_any_node_it_says_what_to_install(tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode == 1
     assert "Install Node" in done.stderr

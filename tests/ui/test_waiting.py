@@ -237,7 +237,7 @@ def test_a_reload_during_a_wait(stage: Stage, make_pair: Callable[..., Pair]) ->
     waiting_since = stage.daemon.status().queue[0].waited_s - time.monotonic()
     pair.page.reload()
     panel = pair.page.panel()
-    expect(panel.queue_entry(b)).to_be_visible(timeout=15_000)
+    expect(panel.queue_entry(b)).to_be_visible()
     expect(panel.part("countdown")).to_have_text(
         re.compile(r"\b(9|9\.5|10)(–\d+)? min"), timeout=WHOLE_TURN_TOLD_MS
     )
