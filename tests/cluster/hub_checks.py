@@ -66,13 +66,13 @@ def check_form(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
     """The options page of a hub before Slurm, while all GPUs of one node are busy."""
     kn1.run("kiwi", "set", "tq=30")
     busy = [
-        kn1.start("kiwi", "run", "--gpu", gpu, "--", *program(work, 300, 60), user=BOB)
+        kn1.start("kiwi", "run", "--gpu", gpu, "--", *program(work, 300, 150), user=BOB)
         for gpu in (0, 1)
     ]
     try:
         with hub(head, work, "slurm"):
             until(lambda: re.search(r"kn1: a cell waits", drive(head, work, "form", ADA)),
-                  "the page shows the wait", 40)  # fmt: skip
+                  "the page shows the wait", 90)  # fmt: skip
             said = drive(head, work, "form", ADA)
             page = r"now kn2, free now\) checked\nkn2: free now \nkn1: a cell waits"
             verdict.check("the hub's page shows each node's wait, shortest first", said, page)

@@ -121,11 +121,11 @@ def check_counting(verdict: Verdict, work: Path, head: Node) -> None:
 def check_weights(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
     kn1.run("kiwi", "set", "tq=30")
     busy = [
-        kn1.start("kiwi", "run", "--gpu", gpu, "--", *program(work, 300, 25), user=BOB)
+        kn1.start("kiwi", "run", "--gpu", gpu, "--", *program(work, 300, 120), user=BOB)
         for gpu in (0, 1)
     ]
     try:
-        until(lambda: weights(head)["kn1"] > weights(head)["kn2"], "the weight of kn1 rises", 40)
+        until(lambda: weights(head)["kn1"] > weights(head)["kn2"], "the weight of kn1 rises", 90)
         said = head.run("srun", "--gres=shard:1", "--mem=500", "hostname", user=ADA)
         what = f"the next job goes where the wait is shortest {weights(head)}"
         verdict.check(what, said, "^kn2$")
@@ -141,11 +141,11 @@ def weights(head: Node) -> dict[str, int]:
 
 def check_drain(verdict: Verdict, head: Node, kn2: Node) -> None:
     kn2.run("kiwi", "stop")
-    until(lambda: "kn2" in head.run("sinfo", "-h", "-R", "-o", "%E %N"), "kn2 is drained", 40)
+    until(lambda: "kn2" in head.run("sinfo", "-h", "-R", "-o", "%E %N"), "kn2 is drained", 60)
     said = head.run("sinfo", "-h", "-R", "-o", "%E %N")
     verdict.check("a node without a daemon takes no jobs", said, "kiwi: no daemon answers kn2")
     start_kiwi(kn2)
-    until(lambda: "kn2" in idle(head), "kn2 is back", 40)
+    until(lambda: "kn2" in idle(head), "kn2 is back", 60)
     verdict.judge("and takes jobs again when the daemon is back", True)
 
 
