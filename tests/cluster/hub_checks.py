@@ -62,6 +62,15 @@ def check_shared(verdict: Verdict, work: Path, node: Node, kind: str, user: str 
         verdict.check(f"hub ({kind}): settings cannot be changed", said, "sets the quantum: 403")
 
 
+def check_spread(verdict: Verdict, work: Path, node: Node) -> None:
+    """Two servers know nothing of each other, and nobody has used a GPU yet."""
+    with hub(node, work, "local"):
+        said = drive(node, work, "run", str(work / "programs/where.py"), ADA, BOB)
+        placed = re.findall(r"placed on (GPU-\S+)", said)
+        good = len(placed) == 2 and placed[0] != placed[1]
+        verdict.judge("kernels of two servers are placed on two GPUs", good, said)
+
+
 def check_form(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
     """The options page of a hub before Slurm, while all GPUs of one node are busy."""
     kn1.run("kiwi", "set", "tq=30")

@@ -1,0 +1,3 @@
+import os
+
+print("placed on", os.environ["CUDA_VISIBLE_DEVICES"])
