@@ -83,6 +83,7 @@ def checks(work: Path, nodes: list[Node]) -> list[functools.partial[None]]:
         functools.partial(slurm_checks.check_drain, head=head, kn2=kn2),
         functools.partial(slurm_checks.check_suspend, work=work, head=head, kn2=kn2),
         functools.partial(hub_checks.check_shared, work=work, node=kn1, kind="local"),
+        functools.partial(hub_checks.check_spread, work=work, node=kn1),
         functools.partial(hub_checks.check_shared, work=work, node=kn1, kind="sudo", user=HUB_USER),
         functools.partial(hub_checks.check_shared, work=work, node=head, kind="slurm"),
         functools.partial(hub_checks.check_form, work=work, head=head, kn1=kn1),

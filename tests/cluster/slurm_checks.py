@@ -126,6 +126,8 @@ def check_weights(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
     ]
     try:
         until(lambda: weights(head)["kn1"] > weights(head)["kn2"], "the weight of kn1 rises", 90)
+        said = kn1.run("kiwi", "wait", "--json")
+        verdict.check("kiwi wait says what the weight says", said, r'"wait_s":\d+\.')
         said = head.run("srun", "--gres=shard:1", "--mem=500", "hostname", user=ADA)
         what = f"the next job goes where the wait is shortest {weights(head)}"
         verdict.check(what, said, "^kn2$")
