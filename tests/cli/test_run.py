@@ -249,6 +249,24 @@ def test_the_program_sees_the_leased_gpu_and_knows_it_is_in_a_session(spawn, dae
     assert env["KIWI_RUN_SESSION"] == "s1"
 
 
+def test_an_index_becomes_the_uuid_of_the_gpu_that_is_leased(spawn, scripted):
+    """Its number may be another one for CUDA than for the daemons."""
+    scripted("GPU-1", index=1)
+    scripted("GPU-2", index=0)
+    program = spawn("run", *python(SHOW_ENVIRONMENT), env={"CUDA_VISIBLE_DEVICES": "1"})
+    assert json.loads(finish(program).out)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    program = spawn("run", *python(SHOW_ENVIRONMENT), env={"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert json.loads(finish(program).out)["CUDA_VISIBLE_DEVICES"] == "1,0"
+
+
+def test_a_program_on_a_mig_instance_is_told_that_it_is_not_shared(kiwi, daemon, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+    result = kiwi("run", "--require", "--", "true")
+    assert result.code == exits.FAILED
+    assert "MIG-1 is a MIG instance" in result.err
+    assert not daemon.heard(Acquire)
+
+
 def test_a_run_inside_a_run_does_not_wait_for_itself(spawn, daemon):
     inner = [sys.executable, "-m", "kiwi_core.cli", "run", *python("raise SystemExit(4)")]
     assert finish(spawn("run", "--", *inner)).code == 4

@@ -154,6 +154,16 @@ def test_cuda_sees_the_gpu_that_is_leased(
     assert [one.path.stem for one in two_daemons if one.heard(Acquire)] == [leased]
 
 
+def test_a_notebook_on_a_mig_instance_is_told_once_and_runs(
+    daemon: ScriptedDaemon, make_kernel: Any
+) -> None:
+    with make_kernel(CUDA_VISIBLE_DEVICES="MIG-1") as kernel:
+        said = kernel.check("import tripgpu\ntripgpu.use()").stream("stderr")
+        assert "MIG-1 is a MIG instance" in said
+        assert "MIG" not in kernel.check("tripgpu.use()").stream("stderr")
+    assert not daemon.heard(Acquire)
+
+
 def test_cuda_sees_only_the_gpu_that_is_served(sockets: Path, make_kernel: Any) -> None:
     """The machine may have others, and CUDA's first one may be one of those."""
     daemon = OneOfTwo(sockets / "GPU-2.sock")
