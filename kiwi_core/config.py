@@ -50,6 +50,10 @@ class Config:
     """GPU time of a ``high`` session relative to a ``normal`` one, and of a ``normal`` session
     relative to a ``low`` one. A power of two, so that sums of weights are exact."""
 
+    turns_by_owner: bool = True
+    """Turns go round the owners of sessions first, then round the sessions of each: who runs three
+    programs gets no more than who runs one. ``False``: round sessions, for a single user."""
+
     training_share: float = 0.2
     """The least share of its duration that a burst of the class ``training`` gets, under a policy
     that knows shares: a training should end overnight, not in a week."""

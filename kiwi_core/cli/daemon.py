@@ -84,6 +84,12 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         "(default: normal)",
     )
     parser.add_argument(
+        "--fair-share",
+        choices=("owner", "session"),
+        help="whether turns go round the owners of sessions, so that nobody gains by running "
+        "several programs, or round the sessions (default: owner)",
+    )
+    parser.add_argument(
         "--training-share",
         metavar="SHARE",
         type=_share,
@@ -204,6 +210,7 @@ def run(args: argparse.Namespace) -> int:
             policy=args.policy,
             priorities=tuple(args.priority),
             training_share=args.training_share,
+            fair_share=args.fair_share,
             emulate=args.emulate,
             emulate_copy_bytes_per_s=args.emulate_copy_rate,
             socket_dir=args.socket_dir,

@@ -331,7 +331,7 @@ class GpuDaemon:
     def _found_again(self, member: Member, event: SessionJoined) -> None:
         self._links.expect_all()  # asking the driver may have taken long
         priority = self._sessions.priority_of(member)
-        self._core.feed(msgspec.structs.replace(event, priority=priority))
+        self._core.feed(msgspec.structs.replace(event, priority=priority, owner=member.owner))
         self._sessions.expect_back(member)
 
     def _died(self, member: Member) -> None:

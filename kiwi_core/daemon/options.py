@@ -22,6 +22,7 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``None`` everywhere means the documented default.
 
     ``gpus`` are UUIDs, unambiguous beginnings of UUIDs, or indices; empty means every GPU.
+    ``fair_share`` is "owner" or "session": whom turns go round.
     ``priorities`` are user names and their classes. ``emulate`` is the text of ``--emulate``, for
     example ``2x512MiB``. ``metrics`` is the host and port of the listener for metrics servers;
     without it there is none. ``end_unused_after_s`` is for a daemon that was started automatically:
@@ -34,6 +35,7 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     priorities: tuple[tuple[str, Priority], ...] = ()
     training_share: float | None = None
+    fair_share: str | None = None
     emulate: str | None = None
     emulate_copy_bytes_per_s: int | None = None
     socket_dir: str | None = None
@@ -58,6 +60,7 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
             "lingering_idle_ns": _ns(self.idle_after_s),
             "swap_floor_factor": self.swap_floor,
             "training_share": self.training_share,
+            "turns_by_owner": None if self.fair_share is None else self.fair_share == "owner",
             "bring_back": self.bring_back,
         }
         return replace(DEFAULTS, **{k: v for k, v in wanted.items() if v is not None})  # type: ignore[arg-type]

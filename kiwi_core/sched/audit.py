@@ -120,6 +120,9 @@ def _check_sums(st: State) -> None:
     _equal("host claimed", st.host_claimed_bytes, sum(_host_claim_bytes(s) for s in sessions))
     active = [s for s in sessions if _active(s)]
     _equal("active", st.active, len(active))
+    owners = {s.owner for s in active}
+    counted = {owner: sum(s.owner == owner for s in active) for owner in owners}
+    _equal("active of each owner", st.usage.owners, counted)
     _equal("active need", st.active_need_bytes, sum(s.need_bytes for s in active))
 
 

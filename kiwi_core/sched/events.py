@@ -39,6 +39,9 @@ class SessionJoined(_Event, frozen=True, kw_only=True):
     """See ``GuardChanged``; ``None``: true, or as before."""
     kept_out: str = ""
     """See ``SuspensionRequested``; "": not kept out, or as before."""
+    owner: str = ""
+    """Whom turns count for: sessions of one owner share its turns (``Config.turns_by_owner``). "":
+    it is an owner of its own, or as before."""
 
 
 class PriorityChanged(_Event, frozen=True, kw_only=True):

@@ -181,7 +181,7 @@ class Simulation:
 
     def _join(self, proc: Proc) -> None:
         self._procs[proc.id] = proc
-        self._tell(ev.SessionJoined(session=proc.id))
+        self._tell(ev.SessionJoined(session=proc.id, owner=self.measures.users[proc.index]))
         self._tell(self._seen({proc.id: 0}))
         self._think(proc)
 

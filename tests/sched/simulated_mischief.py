@@ -250,6 +250,7 @@ class Mischief:
                 burst=proc.burst,
                 guarded=None if proc.guarded else False,
                 kept_out="an admin" if proc.kept_out and not proc.leaving else "",
+                owner=self._owner(proc),
             )
         )
 

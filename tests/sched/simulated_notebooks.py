@@ -26,11 +26,14 @@ class Notebooks:
         proc.owned = bool(self.plan.owned) and self.rng.random() < self.plan.owned
         self.procs[proc.id] = proc
         self.known_bytes[proc.id] = 0
-        self.tell(ev.SessionJoined(session=proc.id))
+        self.tell(ev.SessionJoined(session=proc.id, owner=self._owner(proc)))
         if self.plan.unguarded and self.rng.random() < self.plan.unguarded:
             proc.guarded = False
             self.tell(ev.GuardChanged(session=proc.id, guarded=False))
         self._think(proc)
+
+    def _owner(self, proc: Proc) -> str:
+        return f"u{int(proc.id[1:]) % self.plan.owners}" if self.plan.owners else ""
 
     def _think(self, proc: Proc) -> None:
         proc.phase = "idle"
@@ -75,6 +78,8 @@ class Notebooks:
         others = self.plan.sessions - 1
         if self.plan.policy == "round-robin":  # only those ahead count
             others = len(st.queue) + st.holders + len(st.chosen) + 1
+        if self.plan.owners:  # the most sessions that one of them has, times their number
+            others = max(others, -(-self.plan.sessions // self.plan.owners) * self.plan.owners)
         turn_settings = TurnSettings(
             self.longest_tq_ns, CONFIG.min_run_ns, CONFIG.swap_floor_factor
         )

@@ -38,6 +38,9 @@ class Plan:
     """The settings of a world. Probabilities are per operation or per occasion."""
 
     sessions: int = 5
+    owners: int = 0
+    """Number of users whose sessions they are; 0: each is its own user's."""
+
     mode: AntiThrash = AntiThrash.ON
     policy: str = "round-robin"
     tq_ns: int = 2 * NS_PER_S
@@ -71,6 +74,7 @@ def plan_of(seed: int) -> Plan:
     modes = (AntiThrash.ON, AntiThrash.ON, AntiThrash.ALWAYS, AntiThrash.OFF)
     plan = Plan(
         sessions=rng.randint(2, 9),
+        owners=rng.choice((0, 0, 1, 2, 3)),
         mode=rng.choice(modes),
         policy=names()[seed % len(names())],
         tq_ns=rng.choice((NS_PER_S // 2, 2 * NS_PER_S, 6 * NS_PER_S)),

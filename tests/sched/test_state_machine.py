@@ -148,7 +148,8 @@ class Machine(RuleBasedStateMachine):
             self.next_id += 1
             session = self.ids[name] = f"{name}{self.next_id}"
             self.bursts[session] = self.device[session] = self.host[session] = 0
-            self.feed(ev.SessionJoined(session=session, residency=Residency.RESIDENT))
+            owner = {"a": "", "b": "bob", "c": "", "d": "bob"}[name]
+            self.feed(ev.SessionJoined(session=session, residency=Residency.RESIDENT, owner=owner))
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES)

@@ -203,7 +203,11 @@ _MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
 
 
 def _joins(session: SessionId, words: list[str]) -> ev.Event:
-    """Parse ``joins``, ``joins paged-out 6``, ``joins locked 6 mid 3`` (in mid-burst, burst 3)."""
+    """Parse ``joins``, ``joins paged-out 6``, ``joins locked 6 mid 3`` (in mid-burst, burst 3), and
+    ``joins of bob``."""
+    owner = ""
+    if "of" in words:
+        owner, words = words[words.index("of") + 1], words[: words.index("of")]
     residency = Residency(words[0]) if words else Residency.RESIDENT
     size = gib(words[1]) if len(words) > 1 else 0
     out = residency is Residency.PAGED_OUT
@@ -213,6 +217,7 @@ def _joins(session: SessionId, words: list[str]) -> ev.Event:
         resident_bytes=0 if out else size,
         paged_out_bytes=size if out else 0,
         mid_burst="mid" in words,
+        owner=owner,
         burst=int(words[-1]) if "mid" in words else 0,
     )
 

@@ -14,6 +14,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, PageIn, PageOut
+from kiwi_core.sched.policy import names
 from kiwi_core.simulate.driver import Verdict
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.measure import Measures, summarise
@@ -292,3 +293,31 @@ def test_settings_are_the_schedulers_own(exact: Machine) -> None:
     scheduler = Simulation(trace(session("a", cell(1.0))), exact, setup).scheduler
     assert scheduler.tq_ns == 11 * NS_PER_S
     assert scheduler.anti_thrash is AntiThrash.ALWAYS
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", names())
+@pytest.mark.parametrize("by_owner", [True, False])
+def test_who_runs_three_programs_gets_half_beside_who_runs_one(
+    exact: Machine, policy: str, by_owner: bool
+) -> None:
+    """Ada's cell takes 600 s alone, and Bob's three programs compute all the time."""
+    bobs = [
+        session(f"b{n}", *[cell(400.0, think_s=1.0, gib=30.0)] * 5, user="bob") for n in range(3)
+    ]
+    work = trace(session("a", cell(600.0, gib=30.0), user="ada", starts_s=5.0), *bobs)
+    config = replace(DEFAULTS, turns_by_owner=by_owner)
+    setup = Setup(policy=policy, anti_thrash=AntiThrash.ALWAYS, config=config)
+    measures = Simulation(work, exact, setup).run()
+    (ada_ns,) = (
+        response_ns
+        for index, response_ns in zip(measures.session, measures.response_ns, strict=True)
+        if index == 0
+    )
+    share = 600.0 * NS_PER_S / ada_ns
+    if by_owner:
+        assert 0.42 < share < 0.58
+    else:
+        assert share < 0.32

@@ -103,7 +103,12 @@ class Core:
         """Add a session. What it has in the GPU already must soon count as its own: until then it
         counts as held by a program outside Kiwi, which nobody can move."""
         self.feed(
-            ev.SessionJoined(session=member.id, residency=Residency.RESIDENT, priority=priority)
+            ev.SessionJoined(
+                session=member.id,
+                residency=Residency.RESIDENT,
+                priority=priority,
+                owner=member.owner,
+            )
         )
         self.after_a_look(member, lambda: None)
 

@@ -82,6 +82,11 @@ class Member:
         return Target(self.id, self.ref)
 
     @property
+    def owner(self) -> str:
+        """Whom its turns count for."""
+        return str(self.uid)
+
+    @property
     def own_burst(self) -> bool:
         """True if the daemon made the last burst: no client has a number for it."""
         return self.client_burst == 0

@@ -18,6 +18,8 @@ from kiwi_core.sched.model.session import RoomRequest, Running, Session
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.model.stories import Stories
+from kiwi_core.sched.model.usage import Usage
+from kiwi_core.sched.policy.owners import OwnerTurns
 
 if TYPE_CHECKING:
     from kiwi_core.units import SessionId
@@ -72,7 +74,7 @@ def _mapped(value: Any, copies: dict[SessionId, Session]) -> Any:
         return kind(_mapped(one, copies) for one in value)
     if kind is RoomRequest:
         return replace(value, session=_mapped(value.session, copies))
-    if isinstance(value, Policy):
+    if isinstance(value, (Policy, OwnerTurns, Usage)):
         made = object.__new__(kind)
         made.__dict__.update((name, _mapped(one, copies)) for name, one in vars(value).items())
         return made

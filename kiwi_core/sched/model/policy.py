@@ -59,6 +59,11 @@ class PolicyContext(Protocol):
         """The number of sessions that wait or run."""
         ...
 
+    def rivals(self, session: Session) -> int:
+        """Return how many turns of others may come before a turn of ``session``: of each other
+        session that waits or runs, or, if its owner has several of them, of the owners."""
+        ...
+
     @property
     def usage(self) -> Usage:
         """Return how much GPU time each session has had lately."""
@@ -96,9 +101,9 @@ class Policy:
 
     def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int | None:  # noqa: ARG002
         """Return the longest wait of a session while ``others`` sessions wait or hold the lease
-        and a swap (out and in) takes at most ``swap_ns``. The policy promises this bound while
-        nothing fails and all sessions are of one class. ``None``: it promises nothing. Tests and
-        benchmarks use it."""
+        (``PolicyContext.rivals``: more if its owner has several) and a swap (out and in) takes at
+        most ``swap_ns``. The policy promises this bound while nothing fails and all sessions are
+        of one class. ``None``: it promises nothing. Tests and benchmarks use it."""
         return None
 
     # --- decisions ------------------------------------------------------------------------------
@@ -171,6 +176,9 @@ class Policy:
     def left(self, context: PolicyContext, session: Session) -> None:  # noqa: ARG002
         """Note that ``session`` leaves the queue: granted, withdrawn or gone."""
         return
+
+    def served(self, session: Session) -> None:
+        """Note that ``session`` has just been granted the lease."""
 
     def check(self, context: PolicyContext) -> None:  # noqa: ARG002
         """Recompute the policy's own state from scratch and raise ``AssertionError`` where it

@@ -78,6 +78,8 @@ class Running:
 @dataclass(slots=True, eq=False)
 class Session:
     id: SessionId
+    owner: str = ""
+    """Whom its turns count for; its id if for nobody else."""
 
     home: Home = Home.IN
     resident_bytes: int = 0

@@ -239,6 +239,7 @@ class State:
         session.want = Want.RUNNING
         self.runners[session.id] = session
         self.usage.runs(session)
+        self.policy.served(session)
         if session.lingering:
             self.lingerers[session.id] = session
 
@@ -322,6 +323,11 @@ class State:
     def fit_together(self, one: Session, other: Session) -> bool:
         """Return whether both needs fit into the GPU if all other sessions are paged out."""
         return one.need_bytes + other.need_bytes + self.margin_bytes <= self.capacity_bytes
+
+    def rivals(self, session: Session) -> int:
+        """Return how many turns of others may come before a turn of ``session``."""
+        owners = self.usage.owners
+        return max(self.active, len(owners) * owners.get(session.owner, 1)) - 1
 
     def quantum_ns(self, session: Session) -> int:
         return self.policy.quantum_ns(self, session)

@@ -37,6 +37,8 @@ class Usage:
         """The sum of ``Session.had``, weighted for time, of the sessions that wait or run."""
         self.weight = 0.0
         """The sum of their priority weights."""
+        self.owners: dict[str, int] = {}
+        """The number of them of each owner that has any."""
         self.running = 0
         """How many sessions run."""
         self.began_ns = 0
@@ -57,8 +59,13 @@ class Usage:
     def wants(self, session: Session) -> None:
         self.had += session.had
         self.weight += session.weight
+        self.owners[session.owner] = self.owners.get(session.owner, 0) + 1
 
     def rests(self, session: Session) -> None:
+        if self.owners[session.owner] == 1:
+            del self.owners[session.owner]
+        else:
+            self.owners[session.owner] -= 1
         self.weight -= session.weight  # exact: the weights are powers of two
         self.had = self.had - session.had if self.weight else 0.0
 

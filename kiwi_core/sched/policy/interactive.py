@@ -2,9 +2,9 @@
 
 *Levels.* A waiter is on the first level until its burst has had TQ/3 of the GPU, on the second one
 until it has had 3/2 TQ, and then on the last one. Lower levels go first. Within a level the order
-is that of arrival, but on the first two levels waiters whose memory is in the GPU precede the
-others. The level is set when a session joins the queue. Quanta are TQ/2, 3/2 TQ and 3 TQ: a long
-burst pays for few swaps.
+is that of arrival, in turns of the owners, but on the first two levels waiters whose memory is in
+the GPU precede the others. The level is set when a session joins the queue. Quanta are TQ/2, 3/2 TQ
+and 3 TQ: a long burst pays for few swaps.
 
 *Making way.* A runner makes way for a waiter of a lower level once it has run for TQ/4, but never
 before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum, and on
@@ -33,6 +33,8 @@ The bound: with n others that wait or hold, a waiter is granted within
 
     max(4 TQ, 3 × n × (TQ + S)) + (n + 1) × (max(2/3 TQ, S) + S)
 
+(for a session of an owner that has k of them among o owners, n is at least k × o - 1),
+
 where S is the longest swap (out and in): it becomes old, and then only older waiters precede it.
 The conditions are those of round robin's bound, and that all sessions are of the same class.
 """
@@ -44,6 +46,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.policy import Policy, TurnSettings
+from kiwi_core.sched.policy.owners import OwnerTurns
 from kiwi_core.sched.policy.registry import register
 
 if TYPE_CHECKING:
@@ -96,8 +99,8 @@ class Interactive(Policy):
     overtakes = True
 
     def __init__(self) -> None:
-        self._lanes: list[dict[SessionId, Session]] = [{} for _ in range(LAST + 1)]
-        """The queue by level, each in order of arrival."""
+        self._lanes = [OwnerTurns() for _ in range(LAST + 1)]
+        """The queue by level, each in turns of the owners."""
         self._sharing: dict[SessionId, Session] = {}
         """The sessions in the queue whose class has a share, except those that leave."""
         self._set_times(TurnSettings(0, 0, 0.0))
@@ -123,22 +126,28 @@ class Interactive(Policy):
 
     def adopt(self, context: PolicyContext) -> None:
         self._set_times(context.turn_settings)
-        self._lanes = [{} for _ in range(LAST + 1)]
+        self._lanes = [OwnerTurns() for _ in range(LAST + 1)]
         self._sharing = {}
         super().adopt(context)
 
     def joined(self, context: PolicyContext, session: Session) -> None:
         session.level = self._level(context, session)
         session.protected_until_ns = 0
-        self._lanes[session.level][session.id] = session
+        self._lanes[session.level].add(session)
+        if session.mid_burst:
+            self.served(session)
         if session.share and not session.leaving:
             self._sharing[session.id] = session
 
     def left(self, context: PolicyContext, session: Session) -> None:
         if self._is_old(context, session) or (session.share and self._is_owed(context, session)):
             session.protected_until_ns = context.now_ns + self._protected_ns
-        del self._lanes[session.level][session.id]
+        self._lanes[session.level].remove(session)
         self._sharing.pop(session.id, None)
+
+    def served(self, session: Session) -> None:
+        for lane in self._lanes:
+            lane.served(session)
 
     def _level(self, context: PolicyContext, session: Session) -> int:
         if session.leaving:
@@ -151,7 +160,10 @@ class Interactive(Policy):
     def _favoured_too_much(self, context: PolicyContext, session: Session) -> bool:
         if not session.favoured:
             return False
-        fair_ns = context.usage.fair_ns(context.now_ns)
+        # The owner's fair share, divided among its sessions.
+        fair_ns = (
+            context.usage.fair_ns(context.now_ns) * context.active / (context.rivals(session) + 1)
+        )
         slack_ns = FAIR_SLACK_TQ * context.turn_settings.tq_ns
         return context.usage.favoured_ns(session, context.now_ns) > fair_ns + slack_ns
 
@@ -166,10 +178,22 @@ class Interactive(Policy):
     # --- ageing and shares ----------------------------------------------------------------------
 
     def _old_at_ns(self, context: PolicyContext, waiter: Session) -> int:
+        others, rivals = context.active - 1, context.rivals(waiter)
+        patience_ns = self._others_ns(context, waiter)
+        if rivals > others > 0:  # its owner's other sessions wait for the owner's turns, too
+            patience_ns = patience_ns * rivals // others
+        return waiter.queued_ns + max(self._patience_ns, patience_ns)
+
+    def _others_ns(self, context: PolicyContext, waiter: Session) -> int:
+        """Return the patience of ``waiter`` for a turn of each other session."""
         turns_ns = context.turn_settings.tq_ns * (context.usage.weight - waiter.weight)
         swaps_ns = context.typical_swap_ns * (context.active - 1)
-        patience_ns = round(PATIENCE_FACTOR * (turns_ns + swaps_ns))
-        return waiter.queued_ns + max(self._patience_ns, patience_ns)
+        return round(PATIENCE_FACTOR * (turns_ns + swaps_ns))
+
+    def _soonest_old_at_ns(self, context: PolicyContext, waiter: Session) -> int:
+        """Return when ``waiter`` is old at the earliest, if its owner has no other session. Those
+        that arrived later are old later still."""
+        return waiter.queued_ns + max(self._patience_ns, self._others_ns(context, waiter))
 
     def _is_old(self, context: PolicyContext, waiter: Session) -> bool:
         if context.now_ns - waiter.queued_ns < self._patience_ns:
@@ -191,8 +215,12 @@ class Interactive(Policy):
         sharing = self._sharing.values()
         first = [waiter for waiter in sharing if self._is_owed(context, waiter)] if sharing else []
         for waiter in context.queue.values():
-            if not self._is_old(context, waiter):
+            if context.now_ns - waiter.queued_ns < self._patience_ns:
                 break
+            if context.now_ns < self._soonest_old_at_ns(context, waiter):
+                break
+            if not self._is_old(context, waiter):
+                continue
             first.append(waiter)
             if waiter.blocked is None:
                 break
@@ -231,15 +259,19 @@ class Interactive(Policy):
         for level, lane in enumerate(self._lanes[:LAST]):
             if lane:
                 yield from (waiter for waiter in here if waiter.level == level)
-                yield from (w for w in lane.values() if w.id not in context.waiting_in)
-        yield from self._lanes[LAST].values()
+                yield from (w for w in lane if w.id not in context.waiting_in)
+        yield from self._lanes[LAST]
 
     def reorders_at_ns(self, context: PolicyContext) -> int | None:
         at_ns = [self._owed_at_ns(context, waiter) for waiter in self._sharing.values()]
         for waiter in context.queue.values():
+            soonest_ns = self._soonest_old_at_ns(context, waiter)
+            if soonest_ns > context.now_ns:
+                at_ns.append(soonest_ns)
+                break
             old_at_ns = self._old_at_ns(context, waiter)
             at_ns.append(old_at_ns)
-            if old_at_ns > context.now_ns or waiter.blocked is None:
+            if old_at_ns <= context.now_ns and waiter.blocked is None:
                 break
         return min((at for at in at_ns if at > context.now_ns), default=None)
 
@@ -288,8 +320,9 @@ class Interactive(Policy):
     def check(self, context: PolicyContext) -> None:
         for level, lane in enumerate(self._lanes):
             queued = {id_ for id_, waiter in context.queue.items() if waiter.level == level}
-            if set(lane) != queued:
-                raise AssertionError(f"lane {level}: kept {set(lane)}, recomputed {queued}")
+            kept = {waiter.id for waiter in lane}
+            if kept != queued:
+                raise AssertionError(f"lane {level}: kept {kept}, recomputed {queued}")
         sharing = {i for i, s in context.queue.items() if s.share and not s.leaving}
         if set(self._sharing) != sharing:
             raise AssertionError(f"sharing: kept {set(self._sharing)}, recomputed {sharing}")

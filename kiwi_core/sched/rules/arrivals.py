@@ -30,7 +30,8 @@ def joined(st: State, event: ev.SessionJoined) -> None:
     """Add a session, or update a known one (the driver's report replaces what was remembered)."""
     session = st.sessions.get(event.session)
     if session is None:
-        session = Session(event.session)
+        owner = event.owner if st.config.turns_by_owner else ""
+        session = Session(event.session, owner or event.session)
         st.sessions[session.id] = session
         st.stories.begin(session.id)
         st.tell(session, "joined ({})", event.residency.value)

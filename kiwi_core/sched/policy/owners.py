@@ -1,0 +1,59 @@
+"""The waiters of one line, in turns of their owners: owners first, then the sessions of each.
+
+Who runs three programs would otherwise get three turns in four beside somebody who runs one. The
+owner that was served last goes behind all others, and each owner's waiters keep their order of
+arrival. Where each owner has one waiter, that is the order of arrival.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.units import SessionId
+
+
+class OwnerTurns:
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[SessionId, Session]] = {}
+        """The waiters of each owner. The owners are in the order of their turns."""
+
+    def add(self, session: Session) -> None:
+        line = self._lines.get(session.owner)
+        if line is None:
+            line = self._lines[session.owner] = {}
+        line[session.id] = session
+
+    def remove(self, session: Session) -> None:
+        line = self._lines[session.owner]
+        del line[session.id]
+        if not line:
+            del self._lines[session.owner]
+
+    def served(self, session: Session) -> None:
+        """Put the owner of ``session``, whose turn begins or ends, behind all others."""
+        line = self._lines.pop(session.owner, None)
+        if line is not None:
+            self._lines[session.owner] = line
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Yield the first waiter of each owner, then the second one of each, and so on."""
+        more = []
+        for line in self._lines.values():
+            waiters = iter(line.values())
+            yield next(waiters)
+            if len(line) > 1:
+                more.append(waiters)
+        while more:
+            for waiters in tuple(more):
+                waiter = next(waiters, None)
+                if waiter is None:
+                    more.remove(waiters)
+                else:
+                    yield waiter
