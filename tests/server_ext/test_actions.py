@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from daemon import Daemon, running_daemon
+from msgspec.structs import replace
 
 from kiwi_core.errors import PeerError
 
@@ -227,6 +228,29 @@ async def test_hints_can_be_switched_off(daemon: Daemon, gpu: str, program: Any,
     code, said = await ask(f"{gpu}/sessions/{session['id']}/bring-back", "POST")
     assert (code, said["begun"]) == (200, False)
     assert "switched" in said["why"]
+
+
+@pytest.mark.parametrize("traits", [{"may_change_settings": False}])
+async def test_who_may_not_change_settings_moves_only_what_is_theirs(
+    gpu: str, daemon: Daemon, program: Any, ask: Any, kiwi: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon lets its admins move everything. Root, who runs this server, sees all sessions as
+    theirs; another admin would not."""
+    session = (await session_of(ask, program(daemon, 16)))["id"]
+    place = f"{gpu}/sessions/{session}"
+    assert (await ask(f"{place}/bring-back", "POST"))[0] == 200
+    seen = kiwi.service.gpus
+
+    def seen_by_an_admin() -> list[Any]:
+        return [
+            replace(one, sessions=[replace(session, mine=False) for session in one.sessions])
+            for one in seen()
+        ]
+
+    monkeypatch.setattr(kiwi.service, "gpus", seen_by_an_admin)
+    for what in ("release", "bring-back"):
+        code, said = await ask(f"{place}/{what}", "POST")
+        assert (code, said["code"]) == (403, "not-allowed")
 
 
 # --- what the daemon refuses --------------------------------------------------------------------

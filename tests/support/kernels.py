@@ -320,11 +320,11 @@ def installed(python: str) -> bool:
 
 def clean_environment(directory: Path, python: str = KERNEL_PYTHON) -> dict[str, str]:
     """Return an environment with an empty home, so that no profile or configuration of the
-    machine's user has an effect. If Kiwi is not installed, this checkout and the packages on
-    ``PYTHONPATH`` stay there."""
+    machine's user has an effect. If Kiwi is not installed, or ``PYTHONPATH`` names this checkout,
+    the checkout and the packages on ``PYTHONPATH`` stay there."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    if not installed(python):
-        carried = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    carried = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if not installed(python) or str(ROOT) in carried:
         env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *carried]))
     places = {
         "HOME": "home", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config",

@@ -78,6 +78,7 @@ def test_one_that_waits_since_before_it_was_shut_asks_too(stage: Stage) -> None:
     program.do(
         "left = threading.Event()\n"
         "def submit():\n"
+        "    ck(driver.cuCtxSetCurrent(context))\n"
         "    while not left.is_set(): ck(driver.cuMemsetD8Async(q, 1, 1, 0))\n"
         "worker = threading.Thread(target=submit, daemon=True)"
     )
