@@ -78,6 +78,7 @@ class Sessions:
             cast("Any", SimpleNamespace(arena_bytes=lambda: 0)),
             cast("Any", SimpleNamespace(now=GaugesStatus(), outside=lambda _who, _rights: [])),
             RamGauge(),
+            cast("Any", SimpleNamespace(newcomer_wait_s=lambda: None, count=lambda: 0)),
             errors=list,
             emulated=False,
         )

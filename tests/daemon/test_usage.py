@@ -366,6 +366,15 @@ def test_who_may_see_whom(tmp_path: Path, by: UsageBy) -> None:
             assert rows[-1].name == ""
 
 
+def test_who_is_in_a_container_sees_sums_only(tmp_path: Path) -> None:
+    """The file counts by uid, and two containers may have the same one."""
+    totals = {(1000, "secret.ipynb"): Account(held_ns=10**9)}
+    for uid in (0, 1000):
+        reader = Peer(2, uid, uid, container="c0ffee")
+        (row,) = reported(tmp_path / str(uid), reader, totals, UsageBy.NOTEBOOK)
+        assert (row.owner, row.name, row.mine) == ("another user", "", False)
+
+
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     async def scene() -> None:
         place = Place(tmp_path / "gone" / "u")

@@ -17,6 +17,8 @@ ALICE, BOB = 54321, 54322
 
 PROGRAM = """
 import json, os, socket, sys, threading
+if {group!r}:
+    open({group!r}, "w").write(str(os.getpid()))
 os.setgroups([]); os.setgid({gid}); os.setuid({uid})
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 try:
@@ -42,10 +44,15 @@ for line in sys.stdin:
 
 
 class Somebody:
-    """A process of user ``uid`` with one connection; it uses only the standard library."""
+    """A process of user ``uid`` with one connection; it uses only the standard library. ``group``
+    is the directory of the control group that it joins first."""
 
-    def __init__(self, path: Path, uid: int, gid: int | None = None) -> None:
-        code = PROGRAM.format(uid=uid, gid=uid if gid is None else gid, path=str(path))
+    def __init__(
+        self, path: Path, uid: int, gid: int | None = None, group: Path | None = None
+    ) -> None:
+        procs = str(group / "cgroup.procs") if group else ""
+        gid = uid if gid is None else gid
+        code = PROGRAM.format(uid=uid, gid=gid, path=str(path), group=procs)
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", code],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",

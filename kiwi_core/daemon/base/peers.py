@@ -10,10 +10,10 @@ import struct
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kiwi_core.errors import PeerError
-from kiwi_core.gpu import processes
+from kiwi_core.gpu import containers, processes
 
 if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
@@ -21,25 +21,39 @@ if TYPE_CHECKING:
 _UCRED = struct.Struct("3i")
 
 
+class Owner(NamedTuple):
+    """Whose something is: a user of the machine, or of one pod or container (``container``)."""
+
+    uid: int
+    container: str = ""
+
+
 @dataclass(frozen=True)
 class Peer:
     """``SO_PEERCRED``: the process that connected, as it was when it connected (unix(7)).
 
-    ``pid`` is 0 if the peer is in a PID namespace that this process cannot see.
+    ``pid`` is 0 if the peer is in a PID namespace that this process cannot see. ``container`` is
+    what ``containers.container_of`` says of the process.
     """
 
     pid: int
     uid: int
     gid: int
+    container: str = ""
 
     @property
     def owner(self) -> str:
         return user_name(self.uid)
 
+    @property
+    def identity(self) -> Owner:
+        return Owner(self.uid, self.container)
+
 
 def peer_of(sock: socket.socket) -> Peer:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return Peer(*_UCRED.unpack(raw))
+    pid, uid, gid = _UCRED.unpack(raw)
+    return Peer(pid, uid, gid, containers.container_of(pid))
 
 
 def process_of(peer: Peer) -> ProcessRef:
@@ -90,20 +104,27 @@ class Rights:
     """The rights of users at one daemon.
 
     A user sees and acts on their own processes. The daemon's owner, root and the members of
-    ``admin_group`` are its admins: they change settings, and act on everybody's processes.
+    ``admin_group`` are its admins: they change settings, and act on everybody's processes. A uid
+    means this only on the machine itself and in the daemon's own ``container``: in another
+    container it is anybody's, root's included.
     """
 
     daemon_uid: int
     admin_group: str | None = None
+    container: str = ""
 
-    def may_see(self, peer: Peer, owner_uid: int) -> bool:
-        """Return whether ``peer`` may see what belongs to ``owner_uid``."""
-        return peer.uid in (owner_uid, 0)
+    def may_see(self, peer: Peer, owner: Owner) -> bool:
+        """Return whether ``peer`` may see what belongs to ``owner``."""
+        return _is(peer, owner) or (peer.uid == 0 and self.knows_uid_of(peer))
 
-    def may_act(self, peer: Peer, owner_uid: int) -> bool:
-        """Return whether ``peer`` may have the memory of ``owner_uid`` moved. Admins may, without
+    def may_act(self, peer: Peer, owner: Owner) -> bool:
+        """Return whether ``peer`` may have the memory of ``owner`` moved. Admins may, without
         seeing its name."""
-        return peer.uid == owner_uid or self._is_admin(peer)
+        return _is(peer, owner) or self._is_admin(peer)
+
+    def knows_uid_of(self, peer: Peer) -> bool:
+        """Return whether the peer's uid names a user of this machine."""
+        return peer.container in ("", self.container)
 
     def may_set(self, peer: Peer) -> bool:
         """Return whether ``peer`` may change settings and see everybody's usage: whoever sets the
@@ -111,6 +132,8 @@ class Rights:
         return self._is_admin(peer)
 
     def _is_admin(self, peer: Peer) -> bool:
+        if not self.knows_uid_of(peer):
+            return False
         if peer.uid in (self.daemon_uid, 0):
             return True
         group = self.admin_group
@@ -118,7 +141,11 @@ class Rights:
 
     @staticmethod
     def of_this_process(admin_group: str | None) -> Rights:
-        return Rights(daemon_uid=os.getuid(), admin_group=admin_group)
+        return Rights(os.getuid(), admin_group, containers.container_of("self"))
+
+
+def _is(peer: Peer, owner: Owner) -> bool:
+    return peer.identity == owner and peer.container != containers.HIDDEN
 
 
 @lru_cache(NAMES_MAX)

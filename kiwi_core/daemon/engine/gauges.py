@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from kiwi_core.daemon.base.peers import user_name
+from kiwi_core.daemon.base.peers import Owner, user_name
 from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import host, nvml, processes
+from kiwi_core.gpu import containers, host, nvml, processes
 from kiwi_core.pager.checkpoint.survey import belongs
 from kiwi_core.wire.status import GaugesStatus, OutsideProgram
 
@@ -59,6 +59,11 @@ class Outside:
     uid: int
     name: str
     used_bytes: int
+    container: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.uid, self.container)
 
 
 @dataclass(eq=False)
@@ -104,7 +109,7 @@ class Gauges:
 
     def outside(self, reader: Peer, rights: Rights) -> list[OutsideProgram]:
         """Return the programs that ``reader`` may see, and last the sum of the others."""
-        own = [one for one in self._outside if rights.may_see(reader, one.uid)]
+        own = [one for one in self._outside if rights.may_see(reader, one.owner)]
         shown = [
             OutsideProgram(
                 pid=one.pid, owner=user_name(one.uid), name=one.name, used_bytes=one.used_bytes
@@ -175,4 +180,5 @@ def _outside(pid: int, used_bytes: int) -> Outside | None:
     uid = processes.owner_uid(pid)
     if uid is None:
         return None
-    return Outside(pid, uid, processes.command(pid) or "a program", used_bytes)
+    name = processes.command(pid) or "a program"
+    return Outside(pid, uid, name, used_bytes, containers.container_of(pid))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.base.connections import Connections
+    from kiwi_core.daemon.base.peers import Owner
     from kiwi_core.daemon.base.steps import Step
     from kiwi_core.daemon.reports.status import Reporter
 
@@ -62,11 +63,11 @@ class Announcer:
 
     def _tell_watchers(self) -> bool:
         watchers = self._connections.watchers
-        lines: dict[tuple[int, int], bytes] = {}  # the reader's rights make the only difference
+        lines: dict[tuple[Owner, int], bytes] = {}  # the reader's rights make the only difference
         for connection in watchers:
             if connection.choked:
                 continue  # the status would be old by the time the client reads it
-            reader = connection.peer.uid, connection.peer.gid
+            reader = connection.peer.identity, connection.peer.gid
             if reader not in lines:
                 lines[reader] = self._reporter.status_line(connection.peer)
             connection.send_line(lines[reader])

@@ -134,7 +134,7 @@ class Reporter:
     ) -> m.SessionStatus:
         """Return a session's status, with why its turn is ``blocked``, or else its problem."""
         member = self._registry.get(view.id)
-        mine = member is not None and self._rights.may_see(reader, member.uid)
+        mine = member is not None and self._rights.may_see(reader, member.identity)
         linked = self._links.connected(view.id)
         said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
         if view.problem in (Notice.LOST, Notice.STUCK):
@@ -188,15 +188,15 @@ class Reporter:
         for entry in view.queue:
             member = self._registry.get(entry.session)
             if member is not None and member.connection is not None:
-                yield member, self._word(member, view, entry)
+                yield member, self._word(member, member.connection.peer, view, entry)
 
-    def _word(self, member: Member, view: GpuView, entry: QueueView) -> m.Waiting:
+    def _word(self, member: Member, reader: Peer, view: GpuView, entry: QueueView) -> m.Waiting:
         text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         return m.Waiting(
             burst=member.client_burst,
             position=entry.position,
             ahead=entry.position - 1,
-            holder=self._holders(member, view),
+            holder=self._holders(reader, view),
             expected_wait_s=_seconds(entry.expected_wait_ns),
             expected_low_s=_seconds(entry.expected_low_ns),
             expected_high_s=_seconds(entry.expected_high_ns),
@@ -206,11 +206,11 @@ class Reporter:
             detail=f"{text} {remedy}".strip(),
         )
 
-    def _holders(self, reader: Member, view: GpuView) -> str:
+    def _holders(self, reader: Peer, view: GpuView) -> str:
         names = []
         for session in view.holders:
             holder = self._registry.get(session)
-            visible = holder is not None and reader.uid in (holder.uid, 0)
+            visible = holder is not None and self._rights.may_see(reader, holder.identity)
             names.append(holder.name if holder and visible else ANOTHER_USER)
         return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
 
@@ -219,7 +219,7 @@ class Reporter:
     def story(self, reader: Peer, session: str) -> m.StoryReport:
         """Raise ``CallerError("no-such-session")``, also for a session of another user."""
         member = self._registry.get(session)
-        if member is None or not self._rights.may_see(reader, member.uid):
+        if member is None or not self._rights.may_see(reader, member.identity):
             raise CallerError(
                 "no-such-session",
                 f"You have no session {session!r} on this GPU.",
@@ -261,7 +261,7 @@ class Reporter:
 
     def _name_of(self, id_: str, reader: Peer) -> m.HistorySession:
         who = self._registry.known(id_)
-        if who is None or not self._rights.may_see(reader, who.uid):
+        if who is None or not self._rights.may_see(reader, who.identity):
             return m.HistorySession(name=ANOTHER_USER, mine=False, kernel_id="")
         return m.HistorySession(name=who.name, mine=True, kernel_id=who.kernel_id)
 

@@ -105,15 +105,17 @@ class UsageReporter:
         since = since_s(message.since_unix_s, time.time())
         began_s, totals = self._ledger.totals(since, by=COLUMN[message.by])
         everybody = self._rights.may_set(reader)
-        seen = [total for total in totals if everybody or total.uid == reader.uid]
+        # The file counts by uid, which several containers may have.
+        own = reader.uid if self._rights.knows_uid_of(reader) else None
+        seen = [total for total in totals if everybody or total.uid == own]
         rows = [
-            _row(total.account, user_name(total.uid), total.name, mine=total.uid == reader.uid)
+            _row(total.account, user_name(total.uid), total.name, mine=total.uid == own)
             for total in seen[:ROWS_MAX]
         ]
         if len(seen) > ROWS_MAX:
             rows.append(_row(_sum(seen[ROWS_MAX:]), ALL_OTHERS))
         if len(seen) < len(totals):
-            others = [total for total in totals if total.uid != reader.uid]
+            others = [total for total in totals if total.uid != own]
             rows.append(_row(_sum(others), ANOTHER_USER))
         return began_s, rows
 

@@ -12,10 +12,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.daemon.base.peers import Owner
 from kiwi_core.daemon.base.shares import Share, Shares
 from kiwi_core.daemon.roster.roster import RosterEntry
 from kiwi_core.errors import PeerError
-from kiwi_core.gpu import processes
+from kiwi_core.gpu import containers, processes
 from kiwi_core.pager.api import ProcessRef, Target
 from kiwi_core.peer_limits import SESSIONS
 from kiwi_core.units import SessionId
@@ -60,6 +61,8 @@ class Member:
     waiting: bool = False
     priority: Priority | None = None
     by_link: bool = False
+    container: str = ""
+    """The pod or container that its process is in; "": none."""
     job: str = ""
     """The number of the batch job that its process belongs to; "": none."""
     ungated: str = ""
@@ -78,13 +81,17 @@ class Member:
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     @property
+    def identity(self) -> Owner:
+        return Owner(self.uid, self.container)
+
+    @property
     def target(self) -> Target:
         return Target(self.id, self.ref)
 
     @property
     def owner(self) -> str:
         """Whom its turns count for."""
-        return str(self.uid)
+        return f"{self.uid} {self.container}".strip()
 
     @property
     def own_burst(self) -> bool:
@@ -120,12 +127,21 @@ class Member:
 
 @dataclass(frozen=True)
 class Known:
-    """The user, the name and the batch job of a session that is there or has left."""
+    """Whose a session is that is there or has left: its user, container, name and batch job."""
 
     uid: int
     name: str
     kernel_id: str
     job: str = ""
+    container: str = ""
+
+    @property
+    def identity(self) -> Owner:
+        return Owner(self.uid, self.container)
+
+    @staticmethod
+    def of(member: Member) -> Known:
+        return Known(member.uid, member.name, member.kernel_id, member.job, member.container)
 
 
 class SessionRegistry:
@@ -157,7 +173,7 @@ class SessionRegistry:
         member = self._by_id.get(SessionId(session))
         if member is None:
             return self._departed.get(SessionId(session))
-        return Known(member.uid, member.name, member.kernel_id, member.job)
+        return Known.of(member)
 
     def of_process(self, ref: ProcessRef) -> Member | None:
         return self._by_ref.get(ref)
@@ -169,6 +185,7 @@ class SessionRegistry:
             raise PeerError("gone", f"Process {member.ref.pid} has ended.")
         member.pidfd = pidfd
         member.job = processes.job_of(member.ref.pid)
+        member.container = containers.container_of(member.ref.pid)
         self._by_id[member.id] = member
         self._by_ref[member.ref] = member
         self.share.take(member.uid)
@@ -182,7 +199,7 @@ class SessionRegistry:
         self._unwatch(member)
         if member.forget is not None:
             member.forget.cancel()
-        self._departed[member.id] = Known(member.uid, member.name, member.kernel_id, member.job)
+        self._departed[member.id] = Known.of(member)
         if len(self._departed) >= self._look_through_at:
             spoken_of = self.remembered()
             self._departed = {id_: k for id_, k in self._departed.items() if id_ in spoken_of}

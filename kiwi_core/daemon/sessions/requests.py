@@ -98,7 +98,7 @@ class RequestHandler:
                 connection.send(m.Error.of(_UNGUARDED, about="suspend"))
                 return
             if member.kept_out != ADMIN:
-                by = ITS_USER if connection.peer.uid == member.uid else ADMIN
+                by = ITS_USER if connection.peer.identity == member.identity else ADMIN
                 self._keep_out(connection, member, by)
                 self._core.feed(ev.SuspensionRequested(session=member.id, by=by))
             self._remember()
@@ -158,7 +158,7 @@ class RequestHandler:
                 "An observer has no session of its own: the message must name one.",
                 "`kiwi status` lists yours.",
             )
-        if member is None or not self._rights.may_act(connection.peer, member.uid):
+        if member is None or not self._rights.may_act(connection.peer, member.identity):
             raise CallerError(
                 "no-such-session",
                 f"You have no session {session!r} on this GPU.",
