@@ -104,6 +104,8 @@ class Notice(str, Enum):
     """The runners no longer fit together: one at a time from now on."""
     PAGE_OUT_REFUSED = "page-out-refused"
     """Its memory could not be paged out, so others wait longer. The detail says why."""
+    LITTLE_RAM = "little-ram"
+    """The memory limit of its job or container is too small for its memory to be paged out."""
     PAGE_IN_REFUSED = "page-in-refused"
     """Its memory could not be paged in yet; Kiwi tries again."""
     BLOCKED_HOST_MEMORY = "blocked-host-memory"

@@ -86,6 +86,7 @@ ALWAYS_TOLD: Final = frozenset(
     {
         Notice.SERIALISING,
         Notice.PAGE_OUT_REFUSED,
+        Notice.LITTLE_RAM,
         Notice.PAGE_IN_REFUSED,
         Notice.KEPT_OUT,
         Notice.STUCK,

@@ -38,6 +38,7 @@ from kiwi_core.daemon.links.guards import Guards
 from kiwi_core.daemon.links.host_budget import HostBudget
 from kiwi_core.daemon.links.limits import Limits
 from kiwi_core.daemon.links.links import Links
+from kiwi_core.daemon.links.little_ram import LittleRam
 from kiwi_core.daemon.reports.announce import Announcer
 from kiwi_core.daemon.reports.bookkeeper import Bookkeeper
 from kiwi_core.daemon.reports.ledger import Ledger
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.machine import Machine
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.options import ChildOptions
-    from kiwi_core.pager.api import Target
+    from kiwi_core.pager.api import Observation, Target
     from kiwi_core.sched.events import Event, SessionJoined
     from kiwi_core.units import SessionId
 
@@ -221,6 +222,7 @@ class GpuDaemon:
         )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
+        self._little_ram = LittleRam(self._registry.get, self._links.of)
         gates = self._link_up(shares)
         self._orphans: Orphans = Orphans(
             self._pager, self._core.operations, self._links, self._link_handler
@@ -237,7 +239,7 @@ class GpuDaemon:
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
             found=self._found_elsewhere,
-            seen=guards.seen,
+            seen=self._seen,
             busy=self._is_busy,
         )
         self._core.observer = self._observer
@@ -315,6 +317,10 @@ class GpuDaemon:
             self._core, self._links, gates, self._registry, self._sessions, self._limits
         )
         return gates
+
+    def _seen(self, target: Target, seen: Observation) -> None:
+        self._sessions.guards.seen(target, seen)
+        self._little_ram.seen(target, seen)
 
     def _link_died(self, link: Link) -> None:
         self._link_handler.died(link)

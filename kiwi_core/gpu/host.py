@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import NO_MORE, GpuError
+from kiwi_core.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _UNLIMITED: Final = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
@@ -41,6 +42,19 @@ class HostMemory:
     machine_bytes: int
 
 
+@dataclass(frozen=True)
+class Shortage:
+    """A control group whose ``limit_bytes`` are too few: it would need ``needs_bytes``."""
+
+    limit_bytes: int
+    needs_bytes: int
+
+    def __str__(self) -> str:
+        mib = -(-self.needs_bytes // MIB)
+        limit, needs = format_bytes(self.limit_bytes), format_bytes(self.needs_bytes)
+        return f"its memory limit is {limit}, and {needs} are needed: ask for --mem={mib}M"
+
+
 def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
     """Return the memory for this process and ``pids`` (ended or unreadable ones do not count).
 
@@ -50,16 +64,21 @@ def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
     total_bytes = machine_bytes = meminfo.get("MemTotal", 0)
     available_bytes = meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
     mounts = _mounts(root)
-    groups = {g for who in ("self", *map(str, pids)) for g in _groups(root, who, mounts)}
-    for directory, files in groups:
-        limit_bytes = min(_numbers(directory, files.limits), default=_UNLIMITED)
-        if limit_bytes >= _UNLIMITED:
-            continue
-        used_bytes = min(_numbers(directory, (files.usage,)), default=0)
-        used_bytes -= min(used_bytes, _stat(directory).get(files.reclaimable, 0))
+    for limit_bytes, used_bytes in _limits(root, ("self", *map(str, pids)), mounts):
         total_bytes = min(total_bytes, limit_bytes)
         available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
     return HostMemory(total_bytes, available_bytes, machine_bytes)
+
+
+def shortage(pids: Iterable[int], more_bytes: int, root: Path = Path("/")) -> Shortage | None:
+    """Return the control group of ``pids`` that lacks most if they take ``more_bytes`` of RAM;
+    ``None``: all their groups allow that. The RAM of the machine does not count here."""
+    lacking = [
+        Shortage(limit_bytes, used_bytes + more_bytes)
+        for limit_bytes, used_bytes in _limits(root, map(str, pids), _mounts(root))
+        if used_bytes + more_bytes > limit_bytes
+    ]
+    return max(lacking, key=lambda one: one.needs_bytes - one.limit_bytes, default=None)
 
 
 def available_host_bytes(pids: Iterable[int] = (), root: Path = Path("/")) -> int:
@@ -125,6 +144,18 @@ def _mounts(root: Path) -> tuple[_Mount, ...]:
             directory = root / left[4].lstrip("/")
             found.append(_Mount(left[3], directory, _V1 if v1 else _V2))
     return tuple(found)
+
+
+def _limits(
+    root: Path, whose: Iterable[str], mounts: tuple[_Mount, ...]
+) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each limited group of these processes, and what it uses of it."""
+    for directory, files in {group for who in whose for group in _groups(root, who, mounts)}:
+        limit_bytes = min(_numbers(directory, files.limits), default=_UNLIMITED)
+        if limit_bytes >= _UNLIMITED:
+            continue
+        used_bytes = min(_numbers(directory, (files.usage,)), default=0)
+        yield limit_bytes, used_bytes - min(used_bytes, _stat(directory).get(files.reclaimable, 0))
 
 
 def _groups(root: Path, who: str, mounts: tuple[_Mount, ...]) -> list[tuple[Path, _Files]]:

@@ -10,7 +10,9 @@ from kiwi_core.units import format_duration_s, format_wait_s, ordinal
 if TYPE_CHECKING:
     from kiwi_core.wire.messages import UserNotice, Waiting
 
-SHOWN_NOTICES: Final = frozenset({Notice.LOST, Notice.STUCK, Notice.PAGE_IN_REFUSED})
+SHOWN_NOTICES: Final = frozenset(
+    {Notice.LOST, Notice.STUCK, Notice.PAGE_IN_REFUSED, Notice.LITTLE_RAM}
+)
 """Notices that users must see in the notebook itself; ``%kiwi status`` has the rest."""
 
 INTERRUPTED: Final = (

@@ -149,3 +149,17 @@ def test_what_cannot_be_read_for_want_of_descriptors_is_not_taken_for_nothing() 
     """No limit, and no memory at all, would both be wrong."""
     with no_descriptor_left(), pytest.raises(GpuError, match="Too many open files"):
         host.host_memory()
+
+
+def test_the_group_that_lacks_most_is_named_with_what_it_needs(v2: Machine) -> None:
+    v2.v2("kiwi", max=GIB, current=GIB)
+    v2.process("77", "0::/jobs/77\n")
+    v2.v2("jobs/77", max=8 * GIB, current=6 * GIB, stat=f"inactive_file {GIB}")
+    v2.v2("jobs", max=9 * GIB, current=5 * GIB)
+    assert host.shortage([77], 3 * GIB, v2.root) is None, "the daemon's own group does not count"
+    lacking = host.shortage([77], 6 * GIB, v2.root)
+    assert lacking == host.Shortage(limit_bytes=8 * GIB, needs_bytes=11 * GIB)
+    assert str(lacking) == (
+        "its memory limit is 8 GiB, and 11 GiB are needed: ask for --mem=11264M"
+    )
+    assert "--mem=11265M" in str(host.Shortage(8 * GIB, 11 * GIB + 1)), "rounded up"

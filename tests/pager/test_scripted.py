@@ -15,7 +15,7 @@ from contract import moved, refused, soon_ns
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import claims, processes
+from kiwi_core.gpu import claims, host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.nvml import UtilisationSample
 from kiwi_core.gpu.processes import ProcessRef
@@ -30,7 +30,7 @@ from kiwi_core.pager.checkpoint.ports import Stop
 from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom, Reservation
 from kiwi_core.pager.checkpoint.survey import UsageMeter
 from kiwi_core.states import Reason, Residency
-from kiwi_core.units import MIB, SessionId
+from kiwi_core.units import GIB, MIB, SessionId
 
 RUNNING, LOCKED = CheckpointState.RUNNING, CheckpointState.LOCKED
 OUT, FAILED = CheckpointState.CHECKPOINTED, CheckpointState.FAILED
@@ -320,6 +320,16 @@ def test_room_in_the_cgroup_is_looked_for_where_nvml_names_nobody(
         refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
         assert machine.calls == []
     assert asked == [[1, 2]]
+
+
+def test_a_refusal_names_the_limit_of_the_job_and_what_to_ask_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = host.Shortage(limit_bytes=GIB, needs_bytes=2 * GIB)
+    monkeypatch.setattr(host, "shortage", lambda _pids, _more_bytes: lacking)
+    pager = new_pager(machine, host_available_bytes=lambda _pids: 0)
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
+    assert "ask for --mem=2048M" in answer.detail
 
 
 def test_what_a_process_had_the_last_time_is_what_it_is_taken_to_need(machine: Machine) -> None:

@@ -34,6 +34,13 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "The GPU memory of this notebook could not be moved out, so others wait longer.",
         "",
     ),
+    Notice.LITTLE_RAM: (
+        (
+            "The job or container of this notebook has too little RAM for its GPU memory to be "
+            "moved out, so others wait until it frees GPU memory or ends."
+        ),
+        "Free GPU memory that is not needed, or start the job again with more RAM.",
+    ),
     Notice.PAGE_IN_REFUSED: (
         (
             "The GPU memory of this notebook could not be brought back yet; nothing is lost, and "

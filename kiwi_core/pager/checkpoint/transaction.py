@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import GpuError
+from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers import Hung
 from kiwi_core.pager.api import Lost, Moved, Refused
@@ -130,6 +131,8 @@ class Transaction:
                 f"{format_bytes(need_bytes)} would have to go to system RAM, which has "
                 f"{format_bytes(available_bytes)} left for it."
             )
+            if lacking := host.shortage(pids, need_bytes):
+                detail += f" In its control group, {lacking}."
             raise Stop(Refused(Reason.NO_HOST_MEMORY, detail))
 
     async def _need_bytes(self, refs: list[ProcessRef], usage: dict[int, int]) -> int:

@@ -1,0 +1,71 @@
+"""Tell a session early that the RAM of its job or container cannot take its GPU memory.
+
+Such a session cannot be paged out: others wait for it until it frees GPU memory or ends. Its user
+hears so in the first cell in which it happens, while the job is young, with the number to ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+import structlog
+
+from kiwi_core.daemon.links.host_budget import holder
+from kiwi_core.daemon.roster import notices as words
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import host
+from kiwi_core.states import Notice
+from kiwi_core.wire.messages import UserNotice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kiwi_core.daemon.roster.registry import Member
+    from kiwi_core.pager.api import Observation, Target
+    from kiwi_core.pager.linked import Linked
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+GROWN_SHARE: Final = 8
+"""The limits are read again once the memory has grown by this part: a session that allocates in
+small steps costs a few reads, not one at each look."""
+
+
+@dataclass(eq=False, repr=False)
+class LittleRam:
+    """Takes observations. A session is told once; ``root`` is as in ``kiwi_core.gpu.host``."""
+
+    _member: Callable[[SessionId], Member | None]
+    _links: Callable[[SessionId], Iterable[Linked]]
+    _root: Path = Path("/")
+    _told: WeakSet[Member] = field(default_factory=WeakSet)
+    _checked_bytes: WeakKeyDictionary[Member, int] = field(default_factory=WeakKeyDictionary)
+    """The most GPU memory of each session for which the limits were read."""
+
+    def seen(self, target: Target, seen: Observation) -> None:
+        member = self._member(target.session)
+        if member is None or member.connection is None or member in self._told:
+            return
+        checked_bytes = self._checked_bytes.get(member, 0)
+        if seen.resident_bytes <= checked_bytes + checked_bytes // GROWN_SHARE:
+            return
+        self._checked_bytes[member] = seen.resident_bytes
+        # A library's reserve counts in the group already, and takes part of what goes out.
+        reserve_bytes = sum(holder(link).reclaimable_bytes for link in self._links(member.id))
+        pids = [one.ref.pid for one in seen.processes if one.resident_bytes]
+        more_bytes = max(0, seen.resident_bytes - reserve_bytes)
+        try:
+            lacking = host.shortage(pids, more_bytes, self._root)
+        except GpuError as error:
+            log.warning("the memory limits cannot be read", session=member.id, why=str(error))
+            return
+        if lacking is None:
+            return
+        self._told.add(member)
+        text, remedy = words.sentence(Notice.LITTLE_RAM, str(lacking))
+        log.info("notice", session=member.id, notice=Notice.LITTLE_RAM.value, detail=str(lacking))
+        member.connection.send(UserNotice(notice=Notice.LITTLE_RAM, text=text, remedy=remedy))
