@@ -108,7 +108,7 @@ def make_private(directory: Path) -> None:
         found = directory.lstat()
     except OSError as error:
         raise _unsafe(directory, f"cannot be made: {error.strerror}") from error
-    why = why_unsafe(found)
+    why = why_unsafe(directory)
     if why or found.st_uid != os.getuid():
         raise _unsafe(directory, why or "belongs to another user")
 

@@ -14,6 +14,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.client.handed_in import trusted_uids
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -31,20 +33,33 @@ Signs = frozenset[tuple[str, int, int]]
 _UCRED: Final = struct.Struct("3i")
 
 
-def is_trusted(uid: int) -> bool:
-    """Return whether this process may obey user ``uid``: only root and its own user, who control
-    it anyway."""
-    return uid in (0, os.getuid())
+def is_trusted(uid: int, path: Path) -> bool:
+    """Return whether this process may obey user ``uid`` who answers in the directory ``path``."""
+    return uid in (0, os.getuid()) or uid in _trusted_in(path)
 
 
-def why_unsafe(found: os.stat_result) -> str:
+def _trusted_in(path: Path) -> frozenset[int]:
+    try:
+        with opened(path) as directory:
+            return trusted_uids(directory)
+    except OSError:
+        return frozenset((0, os.getuid()))
+
+
+def why_unsafe(path: Path) -> str:
+    """Return how others could put sockets into the directory ``path``; "" if they cannot. Raises
+    ``OSError`` if it is missing."""
+    return _why_unsafe(os.lstat(path), _trusted_in(path))
+
+
+def _why_unsafe(found: os.stat_result, trusted: frozenset[int]) -> str:
     """Return how others could put sockets into the directory of ``found``; "" if they cannot.
 
     The sticky bit of /tmp does not help: others cannot remove what is there, but can be first.
     """
     if not stat.S_ISDIR(found.st_mode):
         return "is not a directory (a link is not followed)"
-    if not is_trusted(found.st_uid):
+    if found.st_uid not in trusted:
         return "belongs to another user"
     if found.st_mode & _WRITABLE:
         return "can be written by others"
@@ -64,7 +79,7 @@ def why_no_sockets(path: Path) -> str:
     """Return why nothing in ``path`` is used, as a sentence that follows another one; "" if the
     directory is safe."""
     try:
-        why = why_unsafe(os.lstat(path))
+        why = why_unsafe(path)
     except OSError:
         return ""
     return f" Nothing in that directory is used, for it {why}." if why else ""
@@ -82,14 +97,15 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def trusted_sockets(path: Path) -> list[str]:
-    """Return the names of the sockets in ``path`` that only root or this user can have put there,
+    """Return the names of the sockets in ``path`` that only who is trusted can have put there,
     in order. A directory that is missing, or that others can write, has none."""
     try:
         with opened(path) as directory:
-            if why_unsafe(os.fstat(directory)):
+            trusted = trusted_uids(directory)
+            if _why_unsafe(os.fstat(directory), trusted):
                 return []
             names = sorted(name for name in os.listdir(directory) if name.endswith(".sock"))
-            return [name for name in names if _is_trusted_socket(name, directory)]
+            return [name for name in names if _is_trusted_socket(name, directory, trusted)]
     except OSError:
         return []
 
@@ -104,12 +120,12 @@ def signs_of_a_daemon(path: Path) -> Signs:
     signs: set[tuple[str, int, int]] = set()
     try:
         with opened(path) as directory:
-            place = os.fstat(directory)
-            if why_unsafe(place):
+            place, trusted = os.fstat(directory), trusted_uids(directory)
+            if _why_unsafe(place, trusted):
                 return frozenset()
             for name in os.listdir(directory):
                 found = os.lstat(name, dir_fd=directory)
-                if _says_daemon(name, found):
+                if _says_daemon(name, found, trusted):
                     signs.add((name, found.st_ino, found.st_mtime_ns))
             if place.st_uid != os.getuid():
                 signs.add((".", place.st_ino, 0))
@@ -118,19 +134,19 @@ def signs_of_a_daemon(path: Path) -> Signs:
     return frozenset(signs)
 
 
-def _says_daemon(name: str, found: os.stat_result) -> bool:
+def _says_daemon(name: str, found: os.stat_result, trusted: frozenset[int]) -> bool:
     if name.endswith(".sock"):
-        return stat.S_ISSOCK(found.st_mode) and is_trusted(found.st_uid)
+        return stat.S_ISSOCK(found.st_mode) and found.st_uid in trusted
     is_lock = name.endswith(".lock") and name.startswith(("GPU-", "MIG-"))
     return is_lock and -1 < time.time() - found.st_mtime < LEFT_LATELY_S
 
 
-def _is_trusted_socket(name: str, directory: int) -> bool:
+def _is_trusted_socket(name: str, directory: int, trusted: frozenset[int]) -> bool:
     try:
         found = os.lstat(name, dir_fd=directory)
     except OSError:
         return False
-    return stat.S_ISSOCK(found.st_mode) and is_trusted(found.st_uid)
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid in trusted
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:

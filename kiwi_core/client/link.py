@@ -249,7 +249,7 @@ def _connected(sock: socket.socket, path: Path) -> bool:
 def _check_peer(sock: socket.socket, path: Path) -> None:
     """Refuse another user's daemon at ``path``: its welcome would say which libraries to load."""
     _, uid = peer_of(sock)
-    if not is_trusted(uid):
+    if not is_trusted(uid, path.parent):
         raise PeerError(
             "not-trusted",
             f"What answers at {path} belongs to another user (number {uid}), and is not trusted.",

@@ -51,7 +51,7 @@ def directory(path: Path) -> Iterator[Finding]:
 
 def ownership(path: Path, info: os.stat_result) -> Finding:
     """Check whether others could pose as a daemon there."""
-    if why := why_unsafe(info):
+    if why := why_unsafe(path):
         return fail(
             "sockets",
             f"{path} {why}: others could pose as a daemon, so no program of yours uses it.",

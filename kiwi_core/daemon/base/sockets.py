@@ -55,7 +55,7 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
     """
     try:
         _make(path, mode)
-        info = path.lstat()
+        why = why_unsafe(path)
     except OSError as error:
         raise CallerError(
             "no-directory",
@@ -63,7 +63,7 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
             "Name another directory with --socket-dir or KIWI_SOCKET_DIR (for the state: "
             "--state-dir or KIWI_STATE_DIR).",
         ) from error
-    if why := why_unsafe(info):
+    if why:
         raise CallerError(
             "unsafe-directory",
             f"{path} {why}: whoever can put files there could pose as the daemon.",

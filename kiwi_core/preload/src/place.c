@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,27 +39,94 @@ bool kp_place_directory(char *directory, size_t room) {
     return length > 0 && (size_t)length < room;
 }
 
-static bool is_trusted(uid_t uid) { return uid == 0 || uid == getuid(); }
-
-static bool is_safe(const struct stat *place) {
-    return S_ISDIR(place->st_mode) && is_trusted(place->st_uid) && !(place->st_mode & (S_IWGRP | S_IWOTH));
+/* Reads the start of a small file of /proc; returns "" if it cannot be read. */
+static const char *read_start(const char *path, char *text, size_t room) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t count = fd < 0 ? -1 : read(fd, text, room - 1);
+    if (fd >= 0) close(fd);
+    text[count < 0 ? 0 : count] = 0;
+    return text;
 }
+
+/* Returns whether this process is in a user namespace that may hide users of the machine. */
+static bool hides_users(void) {
+    char map[256];
+    unsigned inside, outside, count;
+    if (sscanf(read_start("/proc/self/uid_map", map, sizeof map), "%u %u %u", &inside, &outside, &count) != 3)
+        return false;
+    return inside || outside || count != UINT_MAX;
+}
+
+static bool is_read_only(const char *options) {
+    return !strncmp(options, "ro", 2) && (!options[2] || options[2] == ',');
+}
+
+enum { PLACE_MAX = 128 }; /* a socket's path has at most 108 bytes, and a longer mount point is another one */
+
+/* Returns whether the open directory `fd` is the top of a read-only mount. A path with a blank is escaped in
+ * mountinfo, and never the same. */
+static bool is_read_only_mount(int fd) {
+    char name[64], text[512], path[PLACE_MAX], point[PLACE_MAX], options[256], *line = NULL;
+    int wanted, id;
+    snprintf(name, sizeof name, "/proc/self/fdinfo/%d", fd);
+    const char *found = strstr(read_start(name, text, sizeof text), "mnt_id:");
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(name, path, sizeof path - 1);
+    if (!found || length < 0 || sscanf(found, "mnt_id: %d", &wanted) != 1) return false;
+    path[length] = 0;
+    FILE *mounts = fopen("/proc/self/mountinfo", "re");
+    if (!mounts) return false;
+    size_t room = 0;
+    bool good = false;
+    while (!good && getline(&line, &room, mounts) > 0)
+        good = sscanf(line, "%d %*s %*s %*s %127s %255s", &id, point, options) == 3 && id == wanted &&
+               !strcmp(point, path) && is_read_only(options);
+    free(line);
+    fclose(mounts);
+    return good;
+}
+
+/* Returns whether `uid` stands for all hidden users, and the directory `fd` was handed in: only who starts a
+ * container, or its root, can mount something in it. */
+static bool is_handed_in(uid_t uid, int fd) {
+    char text[32];
+    unsigned overflow;
+    if (sscanf(read_start("/proc/sys/kernel/overflowuid", text, sizeof text), "%u", &overflow) != 1) return false;
+    return uid == overflow && hides_users() && is_read_only_mount(fd);
+}
+
+/* Returns whether this process may obey user `uid` in what has to do with the open directory `fd`. */
+static bool is_trusted(uid_t uid, int fd) { return uid == 0 || uid == getuid() || is_handed_in(uid, fd); }
+
+static bool is_safe(const struct stat *place, int fd) {
+    return S_ISDIR(place->st_mode) && is_trusted(place->st_uid, fd) && !(place->st_mode & (S_IWGRP | S_IWOTH));
+}
+
+/* Follows no link: any user may put a link into the temporary directory. */
+static int open_directory(const char *path) { return open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }
 
 enum kp_trust kp_place_trusted(const char *directory, const char *name) {
     struct stat place, found;
-    /* Uses a descriptor and follows no link: any user may put a link into the temporary directory. */
-    int fd = open(directory, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = open_directory(directory);
     if (fd < 0) return errno == ENOTDIR || errno == ELOOP ? KP_TRUST_NO : KP_TRUST_NONE_THERE;
     bool there = !fstat(fd, &place) && !fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW);
+    bool good = there && is_safe(&place, fd) && S_ISSOCK(found.st_mode) && is_trusted(found.st_uid, fd);
     close(fd);
     if (!there) return KP_TRUST_NONE_THERE;
-    return is_safe(&place) && S_ISSOCK(found.st_mode) && is_trusted(found.st_uid) ? KP_TRUST_YES : KP_TRUST_NO;
+    return good ? KP_TRUST_YES : KP_TRUST_NO;
 }
 
-bool kp_place_peer_trusted(int fd) {
+bool kp_place_peer_trusted(int fd, const char *path) {
     struct ucred peer;
     socklen_t size = sizeof peer;
-    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) && is_trusted(peer.uid);
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size)) return false;
+    char directory[PLACE_MAX];
+    const char *name = strrchr(path, '/');
+    snprintf(directory, sizeof directory, "%.*s", name ? (int)(name - path) : 0, path);
+    int place = open_directory(directory);
+    bool good = is_trusted(peer.uid, place);
+    if (place >= 0) close(place);
+    return good;
 }
 
 void kp_place_uuid(const unsigned char b[16], char *text) {

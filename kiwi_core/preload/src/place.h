@@ -16,11 +16,13 @@ enum kp_trust {
 };
 
 /* Returns whether the socket `name` in `directory` can be trusted. Another user's socket could give orders to
- * this process, so both must belong to root or to this user, and nobody else may write to the directory. */
+ * this process, so both must belong to root or to this user, and nobody else may write to the directory. In a user
+ * namespace, which hides who of the users outside is root, a read-only mount of the directory stands for root. */
 enum kp_trust kp_place_trusted(const char *directory, const char *name);
 
-/* Returns whether the system says that root or this user listens at the other end of the connected socket `fd`. */
-bool kp_place_peer_trusted(int fd);
+/* Returns whether the system says that root or this user listens at the other end of the socket `fd`, which is
+ * connected to `path`. */
+bool kp_place_peer_trusted(int fd, const char *path);
 
 /* Writes "GPU-5d0c…", as the driver and NVML do; `text` has room for 41 bytes. */
 void kp_place_uuid(const unsigned char bytes[16], char *text);

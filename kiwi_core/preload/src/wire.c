@@ -54,7 +54,7 @@ bool kp_wire_open(struct kp_wire *wire, const char *path) {
      * fails with EAGAIN. All other calls use MSG_DONTWAIT. */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = CONNECT_S}, sizeof(struct timeval));
     bool connected = !connect(fd, (struct sockaddr *)&address, sizeof address);
-    if (!connected || !kp_place_peer_trusted(fd)) {
+    if (!connected || !kp_place_peer_trusted(fd, path)) {
         int why = connected ? EPERM : errno;
         close(fd);
         errno = why;
