@@ -79,6 +79,13 @@ EXCESS: dict[str, Excess] = {
         "pager", 3,
         *[{"type": "want-room", "request": n, "bytes": 200 * MIB} for n in range(1, 250)],
     ),
+    limits.EXPECTED: more_of(
+        "session", 1,
+        *[
+            {"type": "expect", "key": f"k{n}", "for_s": 60.0}
+            for n in range(beyond(limits.EXPECTED))
+        ],
+    ),
     limits.INBOX_BYTES: more_of("half", 300),
 }  # fmt: skip
 
