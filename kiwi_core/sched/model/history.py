@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.session import Doing, Session, Want
+from kiwi_core.sched.model.session import PAGING_IN, PAGING_OUT, QUEUED, RUNNING, Session
 from kiwi_core.sched.view import HistoryView
 from kiwi_core.states import HistoryKind
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.units import SessionId
 
-MOVES: Final = {Doing.PAGING_OUT: HistoryKind.OUT, Doing.PAGING_IN: HistoryKind.IN}
+MOVES: Final = {PAGING_OUT: HistoryKind.OUT, PAGING_IN: HistoryKind.IN}
 
 _Ended = tuple[int, int, "SessionId", HistoryKind, int, int, int, bool, bool]
 """The fields of a ``HistoryView``, which is made only when a caller reads the history."""
@@ -84,9 +84,9 @@ class History:
 def turn_of(session: Session) -> tuple[HistoryKind, int] | None:
     """Return whether ``session`` holds the lease, waits or is suspended, and since when. A session
     that is being stopped still holds; a session that leaves waits for no turn."""
-    if session.want is Want.RUNNING or session.stopping:
+    if session.want is RUNNING or session.stopping:
         return HistoryKind.HELD, session.granted_ns
-    if session.want is Want.QUEUED and not session.leaving:
+    if session.want is QUEUED and not session.leaving:
         kind = HistoryKind.SUSPENDED if session.mid_burst else HistoryKind.WAITED
         return kind, session.queued_ns
     return None

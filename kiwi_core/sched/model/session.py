@@ -37,9 +37,6 @@ class Home(Enum):
     """The contents are gone."""
 
 
-_HELD_HOMES: Final = frozenset({Home.HELD, Home.OUT})
-
-
 class Want(Enum):
     NONE = "none"
     QUEUED = "queued"
@@ -56,6 +53,23 @@ class Doing(Enum):
     RESUMING = "resuming"
     PAGING_OUT = "paging-out"
     PAGING_IN = "paging-in"
+
+
+# Each member under its own name. Python 3.11 takes 100 ns to read a member from its class and 6 ns
+# to read a global name, and an event of the scheduler reads some thirty.
+IN: Final = Home.IN
+HELD: Final = Home.HELD
+OUT: Final = Home.OUT
+LOST: Final = Home.LOST
+NOTHING: Final = Want.NONE
+QUEUED: Final = Want.QUEUED
+RUNNING: Final = Want.RUNNING
+SUSPENDING: Final = Doing.SUSPENDING
+RESUMING: Final = Doing.RESUMING
+PAGING_OUT: Final = Doing.PAGING_OUT
+PAGING_IN: Final = Doing.PAGING_IN
+
+_HELD_HOMES: Final = frozenset({HELD, OUT})
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +95,7 @@ class Session:
     owner: str = ""
     """Whom its turns count for; its id if for nobody else."""
 
-    home: Home = Home.IN
+    home: Home = IN
     resident_bytes: int = 0
     """Memory in the GPU, by the last observation or outcome. Often 0 when ``home`` is OUT, but a
     library leaves what it cannot own, an interrupted page-out leaves some, and a process that had
@@ -119,7 +133,7 @@ class Session:
     """Who keeps it out of the GPU until they resume it, in words for users ("an admin"); "":
     nobody."""
 
-    want: Want = Want.NONE
+    want: Want = NOTHING
     """RUNNING exactly while in ``State.runners``; QUEUED exactly while in ``State.queue``, or
     beside it if ``kept_out``."""
     burst: int = 0
@@ -231,7 +245,7 @@ class Session:
 
     def run_ns(self, now_ns: int) -> int:
         """Return how long its present turn has lasted; 0 unless it holds the lease."""
-        holds = self.want is Want.RUNNING or self.stopping
+        holds = self.want is RUNNING or self.stopping
         return now_ns - self.granted_ns if holds else 0
 
     @property
@@ -242,7 +256,7 @@ class Session:
     @property
     def partly_in(self) -> bool:
         """Return whether it is out and cannot run, but has some memory in the GPU."""
-        return self.owned and self.home is Home.OUT and self.resident_bytes > 0
+        return self.owned and self.home is OUT and self.resident_bytes > 0
 
     @property
     def unlocked(self) -> bool:
@@ -253,7 +267,7 @@ class Session:
     @property
     def aside(self) -> bool:
         """Return whether it wants the GPU, is kept out of it, and no longer holds it."""
-        return bool(self.kept_out) and self.want is Want.QUEUED and not self.stopping
+        return bool(self.kept_out) and self.want is QUEUED and not self.stopping
 
     @property
     def stuck(self) -> bool:

@@ -14,7 +14,18 @@ from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.needs import need_bytes
 from kiwi_core.sched.model.policy import TurnSettings
-from kiwi_core.sched.model.session import Doing, Home, Session, Want
+from kiwi_core.sched.model.session import (
+    HELD,
+    IN,
+    NOTHING,
+    OUT,
+    PAGING_IN,
+    PAGING_OUT,
+    QUEUED,
+    RUNNING,
+    Session,
+    Want,
+)
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
 from kiwi_core.sched.model.usage import Usage
@@ -161,13 +172,13 @@ class State:
         hottest function of all, hence written out; ``audit`` computes the same in the plain
         way."""
         resident = footprint = session.resident_bytes
-        if session.home is Home.OUT:
+        if session.home is OUT:
             footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
         session.footprint_bytes = footprint
         session.need_bytes = need = need_bytes(session, self.total_bytes)
         want, op = session.want, session.op
 
-        active = need if want is not Want.NONE and not session.leaving else 0
+        active = need if want is not NOTHING and not session.leaving else 0
         if session.kept_out and session.aside:
             active = 0
         if active != session.counted_active_bytes:
@@ -180,14 +191,14 @@ class State:
             self.active_need_bytes += active - session.counted_active_bytes
             session.counted_active_bytes = active
 
-        claim, host, grows = resident, session.paged_out_bytes, want is Want.RUNNING
+        claim, host, grows = resident, session.paged_out_bytes, want is RUNNING
         if op is not None:
             # A hung operation keeps what it may hold, but no reserve for growth.
-            grows = not op.overdue and (op.stops_runner or op.doing is Doing.PAGING_IN)
-            if op.doing is Doing.PAGING_IN:
-                grows = grows and want is not Want.NONE
+            grows = not op.overdue and (op.stops_runner or op.doing is PAGING_IN)
+            if op.doing is PAGING_IN:
+                grows = grows and want is not NOTHING
                 claim = footprint
-            elif op.doing is Doing.PAGING_OUT:
+            elif op.doing is PAGING_OUT:
                 host += resident
         if grows and need > claim and self.protects and not session.gone and not session.leaving:
             claim = need
@@ -201,19 +212,19 @@ class State:
 
     def _place(self, session: Session) -> None:
         want = session.want if session.resident_bytes and not session.gone else None
-        if want is Want.QUEUED and session.kept_out:
-            want = Want.NONE
-        if want is Want.NONE:
+        if want is QUEUED and session.kept_out:
+            want = NOTHING
+        if want is NOTHING:
             self.idle.setdefault(session.id, session)
         elif self.idle:
             self.idle.pop(session.id, None)
-        if want is Want.QUEUED:
+        if want is QUEUED:
             self.waiting_in[session.id] = session
         elif self.waiting_in:
             self.waiting_in.pop(session.id, None)
         if self.knows_owned:
             self._place_partly_in(session, want)
-        held_or_stopped = session.home is Home.HELD or session.mid_burst
+        held_or_stopped = session.home is HELD or session.mid_burst
         if held_or_stopped and is_misplaced(session):
             self.misplaced[session.id] = session
         elif self.misplaced:
@@ -221,7 +232,7 @@ class State:
 
     def _place_partly_in(self, session: Session, want: Want | None) -> None:
         self.waiting_partly_in.pop(session.id, None)
-        if want is Want.QUEUED and session.partly_in:
+        if want is QUEUED and session.partly_in:
             del self.waiting_in[session.id]
             self.waiting_partly_in[session.id] = session
 
@@ -236,7 +247,7 @@ class State:
 
     def now_runs(self, session: Session) -> None:
         """Record that ``session``, already out of the queue, holds the lease."""
-        session.want = Want.RUNNING
+        session.want = RUNNING
         self.runners[session.id] = session
         self.usage.runs(session)
         self.policy.served(session)
@@ -278,8 +289,8 @@ class State:
     def forget(self, session: Session) -> None:
         """Remove ``session`` from all records; its story stays a while."""
         self.departed.append((session.id, account_of(session, self.now_ns)))
-        session.want = Want.NONE
-        session.home = Home.IN
+        session.want = NOTHING
+        session.home = IN
         session.resident_bytes = session.paged_out_bytes = 0
         session.gone = True
         self.refresh(session)
@@ -353,6 +364,6 @@ def is_misplaced(session: Session) -> bool:
     held in mid-burst."""
     if session.op is not None or session.gone or session.stopped:
         return False
-    if session.home is Home.HELD:
-        return session.want is Want.NONE or session.leaving
-    return session.home is Home.IN and session.mid_burst and session.guarded
+    if session.home is HELD:
+        return session.want is NOTHING or session.leaving
+    return session.home is IN and session.mid_burst and session.guarded

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import Doing, Home, Session, Want
+from kiwi_core.sched.model.session import (
+    HELD,
+    IN,
+    LOST,
+    NOTHING,
+    OUT,
+    PAGING_OUT,
+    QUEUED,
+    RUNNING,
+    Session,
+)
 from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.outcomes import mark_lost
@@ -19,10 +29,10 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 _HOMES = {
-    Residency.RESIDENT: Home.IN,
-    Residency.LOCKED: Home.HELD,
-    Residency.PAGED_OUT: Home.OUT,
-    Residency.LOST: Home.LOST,
+    Residency.RESIDENT: IN,
+    Residency.LOCKED: HELD,
+    Residency.PAGED_OUT: OUT,
+    Residency.LOST: LOST,
 }
 
 
@@ -40,7 +50,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         return
     elif session.leaving:
         session.leaving = False
-        if session.want is Want.QUEUED:
+        if session.want is QUEUED:
             bursts.to_rest(st, session)
     if event.guarded is not None:
         session.guarded = event.guarded
@@ -50,7 +60,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         _prioritise(st, session, event.priority)
     if event.kept_out:
         kept_out.keep_out(st, session, event.kept_out)
-    if event.mid_burst and session.want is Want.NONE and session.home is not Home.LOST:
+    if event.mid_burst and session.want is NOTHING and session.home is not LOST:
         bursts.enqueue(st, session, event.burst, mid_burst=True)
     session.burst = max(session.burst, event.burst)
     st.refresh(session)
@@ -82,17 +92,17 @@ def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
     """Take over the state of ``session`` that the driver reports."""
     was = session.home
     session.home = _HOMES[event.residency]
-    if event.resident_bytes or session.home is not Home.IN:  # 0: not read yet
+    if event.resident_bytes or session.home is not IN:  # 0: not read yet
         session.resident_bytes = event.resident_bytes
     session.paged_out_bytes = event.paged_out_bytes
     session.restore_bytes = event.resident_bytes + event.paged_out_bytes
-    if session.home is Home.LOST:
-        if session.want is not Want.NONE:
+    if session.home is LOST:
+        if session.want is not NOTHING:
             bursts.to_rest(st, session)
         bursts.lose(st, session)
-        if was is not Home.LOST:
+        if was is not LOST:
             mark_lost(st, session, "")
-    elif session.want is Want.RUNNING and session.home is not Home.IN:
+    elif session.want is RUNNING and session.home is not IN:
         # The session cannot be running: another party holds it. Bring it back in its turn.
         burst = session.burst
         bursts.to_rest(st, session)
@@ -119,13 +129,13 @@ def detached(st: State, event: ev.SessionDetached) -> None:
     if session is None or session.leaving:
         return
     kept_out.let_go(st, session)
-    if session.want is not Want.NONE:
+    if session.want is not NOTHING:
         bursts.end(st, session, "left Kiwi", st.now_ns)
     session.leaving = True
     growth.drop_all(st, session)
-    if session.op is not None or session.home is Home.HELD:
+    if session.op is not None or session.home is HELD:
         st.refresh(session)
-    elif session.home is Home.OUT:
+    elif session.home is OUT:
         bursts.enqueue_return(st, session)
     else:
         st.let_go(session)
@@ -137,15 +147,15 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
         return
     if session.leaving or event.burst < session.burst:
         st.ignored_events += 1
-    elif session.home is Home.LOST:
+    elif session.home is LOST:
         session.burst = event.burst
         st.notify(session, Notice.LOST, session.problem_detail)
         orders.grant_lost(st, session)
-    elif session.want is not Want.NONE and event.burst == session.burst:
-        if session.want is Want.RUNNING:
+    elif session.want is not NOTHING and event.burst == session.burst:
+        if session.want is RUNNING:
             orders.grant_again(st, session)
     else:
-        if session.want is not Want.NONE:
+        if session.want is not NOTHING:
             bursts.end(st, session, "the next one begins", st.now_ns)
         bursts.enqueue(st, session, event.burst)
 
@@ -155,7 +165,7 @@ def _in_burst(st: State, session_id: SessionId, burst: int) -> Session | None:
     session = st.known(session_id)
     if session is None:
         return None
-    if session.want is Want.NONE or session.leaving or session.burst != burst:
+    if session.want is NOTHING or session.leaving or session.burst != burst:
         st.ignored_events += 1
         return None
     return session
@@ -175,7 +185,7 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
     session = _in_burst(st, event.session, event.burst)
     if session is None:
         return
-    if session.want is Want.QUEUED and not session.mid_burst:
+    if session.want is QUEUED and not session.mid_burst:
         bursts.end(st, session, "over before it began")
         return
     session.lingering = True
@@ -186,10 +196,10 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
 
 def may_release(session: Session) -> bool:
     """Return whether ``session`` is at rest and free to move, or already being paged out."""
-    if session.want is not Want.NONE or session.leaving or session.gone:
+    if session.want is not NOTHING or session.leaving or session.gone:
         return False
     if session.op is not None:
-        return session.op.doing is Doing.PAGING_OUT
+        return session.op.doing is PAGING_OUT
     return not must_stay(session)
 
 
@@ -198,7 +208,7 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     session = st.known(event.session)
     if session is None or not may_release(session) or session.op is not None:
         return
-    if session.home not in (Home.IN, Home.HELD):
+    if session.home not in (IN, HELD):
         return
     left_bytes = st.host_budget_bytes - st.host_claimed_bytes
     if session.resident_bytes > left_bytes:

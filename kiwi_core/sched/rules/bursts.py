@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import turn_of
-from kiwi_core.sched.model.session import Home, Want
+from kiwi_core.sched.model.session import LOST, NOTHING, QUEUED, RUNNING
 from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:
     """Put ``session`` at the tail of the queue for ``burst``."""
-    session.want = Want.QUEUED
+    session.want = QUEUED
     session.burst = burst
     session.mid_burst = mid_burst
     session.asked_ns = session.queued_ns = st.now_ns
@@ -30,7 +30,7 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
 
 def enqueue_return(st: State, session: Session) -> None:
     """Queue a session that leaves, without a burst, until its memory is paged in."""
-    session.want = Want.QUEUED
+    session.want = QUEUED
     session.queued_ns = st.now_ns
     st.refresh(session)
     st.line_up(session)
@@ -73,10 +73,10 @@ def to_rest(st: State, session: Session) -> None:
 
 
 def _rest(st: State, session: Session) -> None:
-    if session.want is Want.RUNNING:
+    if session.want is RUNNING:
         stop_holding(st, session)
         st.runs_no_more(session)
-    elif session.want is Want.QUEUED:
+    elif session.want is QUEUED:
         st.leave_line(session)
         st.chosen.pop(session.id, None)
         if session.stopping:
@@ -86,9 +86,9 @@ def _rest(st: State, session: Session) -> None:
             _stop_waiting(st, session)
     if session.op is not None:
         session.op.stops_runner = False
-    if session.want is not Want.NONE:
+    if session.want is not NOTHING:
         session.rested_ns = st.now_ns
-    session.want = Want.NONE
+    session.want = NOTHING
     session.mid_burst = session.lingering = False
     session.blocked = None
     session.blocked_detail = ""
@@ -113,8 +113,8 @@ def _stop_waiting(st: State, session: Session) -> None:
 def end(st: State, session: Session, why: str, left_ns: int | None = None) -> None:
     """End the burst, whether it runs, was stopped, or has not begun. ``left_ns`` is when its
     program left the GPU; ``None``: its remaining GPU memory is known."""
-    begun = session.want is Want.RUNNING or session.mid_burst
-    if left_ns is not None and (session.want is Want.RUNNING or session.stopping):
+    begun = session.want is RUNNING or session.mid_burst
+    if left_ns is not None and (session.want is RUNNING or session.stopping):
         left(st, session, left_ns)
     _rest(st, session)
     session.at_work = False
@@ -143,6 +143,6 @@ def read(st: State, session: Session, at_ns: int) -> None:
 
 def lose(st: State, session: Session) -> None:
     """Record that, as the driver reports, the contents of the session's memory are gone."""
-    session.home = Home.LOST
+    session.home = LOST
     session.resident_bytes = session.paged_out_bytes = session.restore_bytes = 0
     st.refresh(session)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import RoomDenied, RoomMade
-from kiwi_core.sched.model.session import Home, RoomRequest, Want
+from kiwi_core.sched.model.session import LOST, QUEUED, RUNNING, RoomRequest
 from kiwi_core.sched.rules import room
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import format_bytes
@@ -29,7 +29,7 @@ def wanted(st: State, event: ev.RoomWanted) -> None:
         st.ignored_events += 1
         return
     drop(st, session, event.request)
-    if session.home is Home.LOST:
+    if session.home is LOST:
         _deny(st, session, event.request, "Its GPU memory is lost.")
         return
     if (why := _beyond_the_gpu(st, session, event.bytes)) is not None:
@@ -86,7 +86,7 @@ def _tend(st: State, wanted: RoomRequest) -> None:
     if (why := _beyond_the_gpu(st, session, wanted.bytes)) is not None:
         _give_up(st, wanted, why)  # programs outside have grown
         return
-    if session.want is Want.QUEUED or session.op is not None:
+    if session.want is QUEUED or session.op is not None:
         return  # the room is made before its turn comes
     kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
     others_bytes = st.claimed_bytes - session.counted_claim_bytes
@@ -127,7 +127,7 @@ def _promised_bytes(st: State, session: Session) -> int:
 def _others_make_way(st: State, session: Session) -> bool:
     """Return whether sessions that run beside it make way. They no longer fit together: one of
     them all has to wait, maybe this one."""
-    if session.want is not Want.RUNNING or st.anti_thrash is not AntiThrash.ON:
+    if session.want is not RUNNING or st.anti_thrash is not AntiThrash.ON:
         return False
     st.outgrown = st.outgrown or len(st.runners) > 1
     makes_way = any(runner.guarded for runner in st.runners.values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.session import Home, Session, Want
+from kiwi_core.sched.model.session import LOST, NOTHING, OUT, Session
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.room import is_residue
@@ -73,15 +73,15 @@ def _too_soon(st: State, session: Session, now_ns: int) -> str:
 
 
 def _not_out(session: Session) -> str:
-    if session.want is not Want.NONE or session.op is not None:
+    if session.want is not NOTHING or session.op is not None:
         return NOT_AT_REST
     if session.stopped:
         return f"its process is {session.stopped}"
     if session.kept_out:
         return f"{session.kept_out} keeps it out of the GPU"
-    if session.home is Home.LOST:
+    if session.home is LOST:
         return "the contents of its memory are lost"
-    return "its memory is in the GPU" if session.home is not Home.OUT else ""
+    return "its memory is in the GPU" if session.home is not OUT else ""
 
 
 def _in_the_way(st: State, session: Session) -> str:

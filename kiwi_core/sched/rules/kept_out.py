@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.model.session import HELD, IN, PAGING_OUT, QUEUED, RUNNING, SUSPENDING
 from kiwi_core.sched.rules import bursts, orders
 from kiwi_core.sched.rules.immovable import must_stay
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def keep_out(st: State, session: Session, by: str) -> None:
     """Keep ``session`` out from now on, or change who keeps it out."""
-    queued = session.want is Want.QUEUED
+    queued = session.want is QUEUED
     if queued:
         st.leave_line(session)
         st.chosen.pop(session.id, None)
@@ -48,7 +48,7 @@ def let_go(st: State, session: Session) -> None:
     if aside:
         bursts.wait_anew(st, session)
     st.refresh(session)
-    if session.want is Want.QUEUED:
+    if session.want is QUEUED:
         st.line_up(session)
     st.tell(session, "not kept out any more")
 
@@ -56,9 +56,9 @@ def let_go(st: State, session: Session) -> None:
 def tend(st: State) -> None:
     """End the turns of kept-out sessions that hold the lease, and page out their memory."""
     for session in tuple(st.kept_out.values()):
-        if session.op is not None or session.home not in (Home.IN, Home.HELD):
+        if session.op is not None or session.home not in (IN, HELD):
             continue
-        runs = session.want is Want.RUNNING
+        runs = session.want is RUNNING
         if must_stay(session) if not runs else not session.guarded:
             continue  # a session without a gate goes on until its burst ends
         fits = st.host_claimed_bytes + session.resident_bytes <= st.host_budget_bytes
@@ -70,7 +70,7 @@ def tend(st: State) -> None:
             continue
         cause = f"{session.kept_out} suspends it"
         if runs:
-            orders.stop(st, session, Doing.PAGING_OUT if moves else Doing.SUSPENDING, cause)
+            orders.stop(st, session, PAGING_OUT if moves else SUSPENDING, cause)
         else:
             orders.page_out(st, session, cause)
 

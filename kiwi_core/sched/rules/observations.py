@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model import needs
-from kiwi_core.sched.model.session import Home, Session, Want
+from kiwi_core.sched.model.session import HELD, IN, OUT, RUNNING, Session
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.rules import bursts, growth
 from kiwi_core.states import AntiThrash
@@ -23,9 +23,9 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
         if session is not None and _at_rest_since(session, began_ns):
-            if session_id in event.at_large and session.home in (Home.HELD, Home.OUT):
+            if session_id in event.at_large and session.home in (HELD, OUT):
                 _slipped(st, session)
-            if session_id in event.nowhere and session.home is Home.OUT and session.paged_out_bytes:
+            if session_id in event.nowhere and session.home is OUT and session.paged_out_bytes:
                 _vanished(st, session)
             session.resident_bytes = resident_bytes
             session.owned = session_id in event.owned
@@ -38,7 +38,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         if session is None:
             continue
         session.at_work = busy
-        if session.want is Want.RUNNING:
+        if session.want is RUNNING:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         _seen_outside(st, event.free_bytes)
@@ -49,7 +49,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
 def _learn(st: State, session: Session, began_ns: int) -> None:
     """Learn from a reading. Memory that was first read after its last burst ended was held in that
     burst, too, although the next one has begun meanwhile."""
-    in_burst = session.want is Want.RUNNING or session.mid_burst
+    in_burst = session.want is RUNNING or session.mid_burst
     of_last = session.unread and not session.mid_burst and not session.attained_ns
     needs.seen(session, st.total_bytes, in_burst=in_burst, of_last=of_last)
     bursts.read(st, session, began_ns)
@@ -59,7 +59,7 @@ def _slipped(st: State, session: Session) -> None:
     """Correct the record of a session that should be held but runs free, as the driver reports: it
     had no GPU memory, so the driver could not lock it, and has some now (or another program
     unlocked it). If it is not its turn, the settle pass holds it again."""
-    session.home = Home.IN
+    session.home = IN
     session.paged_out_bytes = session.restore_bytes = 0
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
@@ -67,7 +67,7 @@ def _slipped(st: State, session: Session) -> None:
 def _vanished(st: State, session: Session) -> None:
     """Record that the paged-out memory no longer exists: its program has ended, or has been
     replaced by another one in the same process."""
-    session.home = Home.IN
+    session.home = IN
     session.paged_out_bytes = session.restore_bytes = 0
     st.tell(session, "has nothing in system RAM any more: its program was replaced")
 

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
 from kiwi_core.sched.model.history import MOVES
-from kiwi_core.sched.model.session import Doing, Running, Session, Want
+from kiwi_core.sched.model.session import (
+    PAGING_IN,
+    PAGING_OUT,
+    QUEUED,
+    RESUMING,
+    SUSPENDING,
+    Doing,
+    Running,
+    Session,
+)
 from kiwi_core.sched.rules.bursts import count_wait, stopped
 from kiwi_core.states import HistoryKind, Notice
 from kiwi_core.units import NS_PER_S, OpId
@@ -68,7 +77,7 @@ def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
     """Stop a runner: it joins the tail of the queue now, and holds until the operation reports.
     The session is notified now: once held it may not be able to show anything."""
     st.runs_no_more(session)
-    session.want = Want.QUEUED
+    session.want = QUEUED
     session.mid_burst = True
     session.queued_ns = st.now_ns
     if not session.kept_out:  # else ``line_up`` notifies it
@@ -80,7 +89,7 @@ def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
 def leave_where_it_is(st: State, session: Session, cause: str) -> None:
     """End the turn of a runner without an operation: its process does not run anyway."""
     st.runs_no_more(session)
-    session.want = Want.QUEUED
+    session.want = QUEUED
     session.mid_burst = True
     stopped(st, session)
     st.notify(session, Notice.SUSPENDED, cause=cause)
@@ -90,19 +99,19 @@ def leave_where_it_is(st: State, session: Session, cause: str) -> None:
 
 
 def suspend(st: State, session: Session, cause: str) -> None:
-    _start(st, session, Doing.SUSPENDING, cause)
+    _start(st, session, SUSPENDING, cause)
 
 
 def resume(st: State, session: Session, cause: str) -> None:
-    _start(st, session, Doing.RESUMING, cause)
+    _start(st, session, RESUMING, cause)
 
 
 def page_out(st: State, session: Session, cause: str, *, hinted: bool = False) -> None:
-    _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted)
+    _start(st, session, PAGING_OUT, cause, hinted=hinted)
 
 
 def page_in(st: State, session: Session, cause: str, *, hinted: bool = False) -> None:
-    _start(st, session, Doing.PAGING_IN, cause, hinted=hinted)
+    _start(st, session, PAGING_IN, cause, hinted=hinted)
 
 
 def _start(
@@ -120,18 +129,18 @@ def _start(
     restore_bytes = session.footprint_bytes - session.resident_bytes
     moved_bytes = move_id = 0
     if doing in MOVES:
-        moved_bytes = session.resident_bytes if doing is Doing.PAGING_OUT else restore_bytes
+        moved_bytes = session.resident_bytes if doing is PAGING_OUT else restore_bytes
         move_id = st.history.begin()
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
     session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id)
     st.moved_at_ns = st.now_ns
     st.ops[op] = session
     st.refresh(session)
-    if doing is Doing.SUSPENDING:
+    if doing is SUSPENDING:
         st.actions.append(Suspend(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
-    elif doing is Doing.RESUMING:
+    elif doing is RESUMING:
         st.actions.append(Resume(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
-    elif doing is Doing.PAGING_OUT:
+    elif doing is PAGING_OUT:
         st.actions.append(PageOut(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
     else:
         st.actions.append(

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import MOVES
-from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.model.session import (
+    HELD,
+    IN,
+    LOST,
+    NOTHING,
+    OUT,
+    PAGING_IN,
+    PAGING_OUT,
+    QUEUED,
+    RESUMING,
+    SUSPENDING,
+    Doing,
+)
 from kiwi_core.sched.model.stories import Size, Span
 from kiwi_core.sched.rules import bursts, hints, orders
 from kiwi_core.states import Notice, Reason
@@ -74,10 +86,10 @@ def _leave_or_return(st: State, session: Session) -> None:
     session."""
     if not session.leaving:
         st.refresh(session)
-    elif session.home in (Home.IN, Home.LOST):
+    elif session.home in (IN, LOST):
         bursts.to_rest(st, session)
         st.let_go(session)
-    elif session.home is Home.OUT and session.want is Want.NONE:
+    elif session.home is OUT and session.want is NOTHING:
         bursts.enqueue_return(st, session)
     else:
         st.refresh(session)
@@ -89,12 +101,12 @@ def _stopped(st: State, session: Session, running: Running) -> None:
 
 
 def suspended(st: State, event: ev.Suspended) -> None:
-    if (taken := _take(st, event.op, Doing.SUSPENDING)) is not None:
+    if (taken := _take(st, event.op, SUSPENDING)) is not None:
         session, running = taken
-        session.home = Home.HELD
+        session.home = HELD
         if event.resident_bytes is not None:
             session.resident_bytes = event.resident_bytes
-            needs.seen(session, st.total_bytes, in_burst=session.want is not Want.NONE)
+            needs.seen(session, st.total_bytes, in_burst=session.want is not NOTHING)
             bursts.read(st, session, st.now_ns)
         elif session.read_ns < 0:  # else its memory was read while it ran
             bursts.left(st, session, st.now_ns)
@@ -108,15 +120,15 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
     mover = st.ops.get(event.op)
     if mover is not None:
         moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # by this move
-    if (taken := _take(st, event.op, Doing.PAGING_OUT, moved_bytes)) is not None:
+    if (taken := _take(st, event.op, PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
         # What its library had left for good is moved by the driver, at another speed.
-        tells_speed = session.home is not Home.OUT
+        tells_speed = session.home is not OUT
         # What was in system RAM before (an interrupted page-out) has to come back, too.
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
         session.resident_bytes = event.stays_bytes if session.owned else 0
-        session.home = Home.OUT
+        session.home = OUT
         bursts.read(st, session, st.now_ns)
         _stopped(st, session, running)
         _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns, tells_speed)
@@ -124,13 +136,13 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
 
 
 def paged_in(st: State, event: ev.PagedIn) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_IN, event.moved_bytes)) is not None:
+    if (taken := _take(st, event.op, PAGING_IN, event.moved_bytes)) is not None:
         session, running = taken
         session.resident_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = session.restore_bytes = 0
-        session.home = Home.IN
+        session.home = IN
         _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
-        if running.hinted and session.want is Want.NONE:
+        if running.hinted and session.want is NOTHING:
             hints.came_back(st, session)
         _succeeded(st, session)
 
@@ -157,9 +169,9 @@ def _record_swap(
 
 
 def resumed(st: State, event: ev.Resumed) -> None:
-    if (taken := _take(st, event.op, Doing.RESUMING)) is not None:
+    if (taken := _take(st, event.op, RESUMING)) is not None:
         session, _ = taken
-        session.home = Home.IN
+        session.home = IN
         st.tell(session, "let go")
         _succeeded(st, session)
 
@@ -170,14 +182,14 @@ def _refused(
     """Handle a refusal: nothing changed in the target, so leave it alone for a while."""
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.chosen.pop(session.id, None)
-    if session.stopped and running.doing is not Doing.PAGING_IN:
+    if session.stopped and running.doing is not PAGING_IN:
         session.fixed = True
     if running.stops_runner:
         if session.stopped:
             bursts.stopped(st, session)  # it does not run: its turn is over anyway
         else:
             _runs_on(st, session)
-    if reason is Reason.UNSUPPORTED and running.doing is Doing.PAGING_OUT:
+    if reason is Reason.UNSUPPORTED and running.doing is PAGING_OUT:
         session.unmovable = True
     known = reason in HOPELESS and words == session.problem_detail
     orders.back_off(st, session, longest=reason in HOPELESS)
@@ -185,7 +197,7 @@ def _refused(
     if reason is not Reason.GONE:  # its loss is reported separately
         session.problem = notice
         session.problem_detail = words
-        asked = not running.hinted or session.want is not Want.NONE
+        asked = not running.hinted or session.want is not NOTHING
         if asked and not known:
             st.notify(session, notice, words)
     _leave_or_return(st, session)
@@ -203,17 +215,17 @@ def _runs_on(st: State, session: Session) -> None:
 
 
 def suspend_refused(st: State, event: ev.SuspendRefused) -> None:
-    if (taken := _take(st, event.op, Doing.SUSPENDING)) is not None:
+    if (taken := _take(st, event.op, SUSPENDING)) is not None:
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_out_refused(st: State, event: ev.PageOutRefused) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+    if (taken := _take(st, event.op, PAGING_OUT)) is not None:
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_in_refused(st: State, event: ev.PageInRefused) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
+    if (taken := _take(st, event.op, PAGING_IN)) is not None:
         session, running = taken
         if event.reason is Reason.NO_ROOM:
             # The scheduler was wrong about what is free: ask for more next time.
@@ -222,22 +234,22 @@ def page_in_refused(st: State, event: ev.PageInRefused) -> None:
 
 
 def resume_failed(st: State, event: ev.ResumeFailed) -> None:
-    if (taken := _take(st, event.op, Doing.RESUMING)) is not None:
+    if (taken := _take(st, event.op, RESUMING)) is not None:
         if event.paged_out_bytes:
             session = taken[0]
-            session.home = Home.OUT
+            session.home = OUT
             session.paged_out_bytes = session.restore_bytes = event.paged_out_bytes
             session.resident_bytes = 0
         _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
 
 def page_out_lost(st: State, event: ev.PageOutLost) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+    if (taken := _take(st, event.op, PAGING_OUT)) is not None:
         lost(st, *taken, event.detail)
 
 
 def page_in_lost(st: State, event: ev.PageInLost) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
+    if (taken := _take(st, event.op, PAGING_IN)) is not None:
         lost(st, *taken, event.detail)
 
 
@@ -247,9 +259,9 @@ def lost(st: State, session: Session, running: Running, detail: str) -> None:
     if running.stops_runner:
         bursts.stop_holding(st, session)
         session.queued_ns = st.now_ns
-    waits = session.want is Want.QUEUED and not session.mid_burst and not session.leaving
+    waits = session.want is QUEUED and not session.mid_burst and not session.leaving
     bursts.lose(st, session)
-    if session.want is not Want.NONE:
+    if session.want is not NOTHING:
         bursts.to_rest(st, session)
     mark_lost(st, session, detail)
     if waits:

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.needs import unknown, wish_bytes
-from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.model.session import LOST, OUT, PAGING_OUT, RUNNING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay, why_it_stays
 from kiwi_core.states import AntiThrash, Notice
@@ -62,7 +62,7 @@ def wanted_bytes(st: State, session: Session) -> int:
     if session.leaving:
         return footprint
     if st.anti_thrash is AntiThrash.OFF:
-        if session.home is not Home.OUT:
+        if session.home is not OUT:
             return session.counted_claim_bytes
         expected = footprint
     else:
@@ -106,7 +106,7 @@ def coming_bytes(st: State) -> int:
 def _making_room(st: State) -> Iterator[Session]:
     for session in st.ops.values():
         op = session.op
-        if op is not None and op.doing is Doing.PAGING_OUT and not op.overdue:
+        if op is not None and op.doing is PAGING_OUT and not op.overdue:
             yield session
 
 
@@ -150,7 +150,7 @@ def _movable(st: State, beside: Session | None) -> Iterable[Session]:
     for victim in st.policy.victims(st.idle.values(), waiters):
         if victim is beside or victim.op is not None:
             continue
-        if not victim.leaving and victim.home is not Home.LOST:
+        if not victim.leaving and victim.home is not LOST:
             yield victim
 
 
@@ -178,7 +178,7 @@ def _awaits_reading(st: State, beside: Session) -> bool:
     awaits = False
     for session in st.unread.values():
         until_ns = session.left_ns + st.config.reading_patience_ns
-        if session is beside or session.want is Want.RUNNING or session.op is not None:
+        if session is beside or session.want is RUNNING or session.op is not None:
             continue
         if until_ns > st.now_ns:
             st.wake_at(until_ns)
@@ -242,6 +242,6 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
         return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
     words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"
-    if any(other.home is Home.LOST for other in st.sessions.values()):
+    if any(other.home is LOST for other in st.sessions.values()):
         words += ", or a program whose GPU memory is lost, until it is restarted"
     return Notice.BLOCKED_OUTSIDE, words

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.session import Home, Want
+from kiwi_core.sched.model.session import HELD, RUNNING
 from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders, turns
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.states import AntiThrash, Notice
@@ -45,7 +45,7 @@ def _end_lingerers(st: State) -> None:
     """End lingering bursts at the end of their quantum where it is unknown whether left-over
     threads still use the GPU. (Where it is known, the observation ended the burst already.)"""
     for session in tuple(st.lingerers.values()):
-        if session.want is not Want.RUNNING or not session.lingering:
+        if session.want is not RUNNING or not session.lingering:
             del st.lingerers[session.id]
         elif session.busy is None:
             end_ns = session.granted_ns + st.quantum_ns(session)
@@ -75,7 +75,7 @@ def _tend_misplaced(st: State) -> None:
     for session in tuple(st.misplaced.values()):
         if session.backoff_until_ns > st.now_ns:
             st.wake_at(session.backoff_until_ns)
-        elif session.home is Home.HELD:
+        elif session.home is HELD:
             orders.resume(st, session, _why_resume(session))
         else:
             orders.suspend(st, session, "it is not its turn")

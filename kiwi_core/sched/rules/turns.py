@@ -6,7 +6,7 @@ from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.model.session import HELD, IN, NOTHING, OUT, PAGING_IN, PAGING_OUT, SUSPENDING
 from kiwi_core.sched.rules import orders, room
 from kiwi_core.sched.rules.room import RoomState, VictimSurvey
 from kiwi_core.states import AntiThrash, Notice
@@ -67,7 +67,7 @@ def _advance(st: State, waiter: Session) -> QueueStep:
     if waiter.stopped:
         waiter.blocked, waiter.blocked_detail = Notice.STOPPED, waiter.stopped
         return QueueStep.GO_ON
-    if waiter.backoff_until_ns > st.now_ns and waiter.home is not Home.IN:
+    if waiter.backoff_until_ns > st.now_ns and waiter.home is not IN:
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
         waiter.blocked = waiter.problem or Notice.PAGE_IN_REFUSED
@@ -107,11 +107,11 @@ def _under_way(st: State, waiter: Session) -> QueueStep:
 
 def _bring_in(st: State, waiter: Session) -> QueueStep:
     _unblock(waiter)
-    if waiter.home is Home.IN:
+    if waiter.home is IN:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
         return QueueStep.GO_ON
     behind = QueueStep.WAIT if st.serialised else QueueStep.GO_ON
-    if waiter.home is Home.HELD:
+    if waiter.home is HELD:
         st.chosen[waiter.id] = waiter
         orders.resume(st, waiter, "its turn")
         return behind
@@ -126,7 +126,7 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
     """Page in ``waiter`` (or make room for it) beside the runners before its turn, so that the GPU
     does not idle meanwhile; return whether that is under way. A session in mid-burst is excluded:
     its program would go on at once."""
-    if waiter.home is not Home.OUT or waiter.mid_burst or not st.runners:
+    if waiter.home is not OUT or waiter.mid_burst or not st.runners:
         return False
     need_bytes = waiter.need_bytes + sum(runner.need_bytes for runner in st.runners.values())
     if need_bytes + st.margin_bytes > st.capacity_bytes:
@@ -153,13 +153,13 @@ def _may_restore(st: State) -> bool:
 
 def _restoring(session: Session) -> bool:
     op = session.op
-    return op is not None and op.doing is Doing.PAGING_IN and not op.overdue
+    return op is not None and op.doing is PAGING_IN and not op.overdue
 
 
 def _comes_for_nobody(session: Session) -> bool:
     """Return whether the page-in of ``session`` serves no wait: the request was withdrawn, or a
     hint was the reason."""
-    return _restoring(session) and session.want is Want.NONE
+    return _restoring(session) and session.want is NOTHING
 
 
 def _await_turn(st: State, waiter: Session) -> QueueStep:
@@ -206,7 +206,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     lacking_bytes = room.lacked_bytes(st, waiter) - free_bytes - movable_bytes
     found = room.survey(st, short_bytes, beside=waiter, lacking_bytes=lacking_bytes)
     if found.gain_bytes >= short_bytes:
-        orders.stop(st, runner, Doing.SUSPENDING, cause)
+        orders.stop(st, runner, SUSPENDING, cause)
         return None
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
         return room.blocked_by(st, waiter, found)
@@ -214,14 +214,14 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return Notice.BLOCKED_REFUSED, runner.problem_detail
     if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
         return room.blocked_by(st, waiter, VictimSurvey(over_budget=runner))
-    orders.stop(st, runner, Doing.PAGING_OUT, cause)
+    orders.stop(st, runner, PAGING_OUT, cause)
     return None
 
 
 def _growth_bytes(st: State) -> int:
     """Return what is reserved for the growth of runners and of sessions being suspended: it is
     free once they are held."""
-    held = (s for s in st.ops.values() if s.op is not None and s.op.doing is Doing.SUSPENDING)
+    held = (s for s in st.ops.values() if s.op is not None and s.op.doing is SUSPENDING)
     growing = chain(st.runners.values(), held)
     return sum(session.counted_claim_bytes - session.resident_bytes for session in growing)
 
@@ -268,7 +268,7 @@ def thin_out(st: State) -> None:
             continue
         # Where system RAM is full or the session cannot be moved, holding it stops its growth.
         fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
-        doing = Doing.PAGING_OUT if fits and not runner.unmovable else Doing.SUSPENDING
+        doing = PAGING_OUT if fits and not runner.unmovable else SUSPENDING
         orders.stop(st, runner, doing, "the runners no longer fit together")
 
 
