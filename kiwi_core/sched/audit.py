@@ -107,6 +107,7 @@ def _check_places(st: State) -> None:
     _equal("misplaced", set(st.misplaced), {s.id for s in sessions if is_misplaced(s)})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
     _equal("stories", st.stories.present(), set(st.sessions))
+    _equal("capacity", st.capacity_bytes, st.total_bytes - st.outside_bytes)
     coming_in = all(id_ in st.queue and s.op is not None for id_, s in st.chosen.items())
     _true("chosen, but not queued or not on the way", coming_in)
     lingering = {s.id for s in sessions if s.lingering and s.want is Want.RUNNING}

@@ -52,6 +52,7 @@ def copy_of(st: State) -> State:
 
 def _session(session: Session) -> Session:
     copied = Session(*_SESSION(session))
+    copied.story = _UNREAD
     copied.peaks_bytes = session.peaks_bytes.copy()
     copied.durations_ns = session.durations_ns.copy()
     if session.op is not None:
@@ -84,14 +85,12 @@ def _mapped(value: Any, copies: dict[SessionId, Session]) -> Any:
 class _Untold(Stories):
     """Stories of a copy, which no caller reads."""
 
-    def add(self, session: SessionId, at_ns: int, template: str, *arguments: object) -> None:
-        pass
-
     def end(self, session: SessionId) -> None:
         pass
 
 
 _UNTOLD: Final = _Untold(0)
+_UNREAD: Final = deque[tuple[int, str, tuple[object, ...]]](maxlen=0)
 
 
 class _Unwritten(History):

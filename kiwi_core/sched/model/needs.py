@@ -48,11 +48,14 @@ def unknown(session: Session, total_bytes: int) -> bool:
 def need_bytes(session: Session, total_bytes: int) -> int:
     """Return the expected need without the margin: at most the whole GPU, and up to that no less
     than what the session holds now and has asked for."""
-    if unknown(session, total_bytes):
+    if session.quiet_bursts < QUIET_BURSTS and unknown(session, total_bytes):
         return total_bytes
-    wanted = session.footprint_bytes + session.asked_bytes
-    need = max(session.peak_bytes, wanted, 1)  # 0 would mean: not active
-    return need if need < total_bytes else total_bytes
+    need = session.footprint_bytes + session.asked_bytes
+    if need < session.peak_bytes:
+        need = session.peak_bytes
+    if need > total_bytes:
+        return total_bytes
+    return need or 1  # 0 would mean: not active
 
 
 @lru_cache(maxsize=8)  # a process has few GPUs; this is asked several times per event

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.states import Priority
 
 if TYPE_CHECKING:
+    from kiwi_core.sched.model.stories import Story
     from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
 
@@ -94,6 +95,8 @@ class Session:
     id: SessionId
     owner: str = ""
     """Whom its turns count for; its id if for nobody else."""
+    story: Story = field(default_factory=deque)
+    """What happened to it lately; the same object is in ``State.stories``."""
 
     home: Home = IN
     resident_bytes: int = 0

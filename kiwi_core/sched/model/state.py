@@ -123,7 +123,10 @@ class State:
         self.moved_at_ns = -1
         """When an operation last began or reported."""
         self.outside_bytes = 0
-        """GPU memory of programs that are not Kiwi's, by the last observation at rest."""
+        """GPU memory of programs that are not Kiwi's, by the last observation at rest. Only
+        ``see_outside`` sets it."""
+        self.capacity_bytes = total_bytes
+        """The most GPU memory that Kiwi's sessions can have: all but ``outside_bytes``."""
         self.claimed_bytes = 0
         """The sum of what sessions hold and of what is reserved for restores and expected
         growth."""
@@ -160,12 +163,12 @@ class State:
     @property
     def free_bytes(self) -> int:
         """GPU memory neither held nor reserved; negative while a session of unknown need runs."""
-        return self.total_bytes - self.outside_bytes - self.claimed_bytes
+        return self.capacity_bytes - self.claimed_bytes
 
-    @property
-    def capacity_bytes(self) -> int:
-        """The most GPU memory that Kiwi's sessions can have."""
-        return self.total_bytes - self.outside_bytes
+    def see_outside(self, outside_bytes: int) -> None:
+        """Record how much GPU memory programs that are not Kiwi's hold."""
+        self.outside_bytes = outside_bytes
+        self.capacity_bytes = self.total_bytes - outside_bytes
 
     def refresh(self, session: Session) -> None:
         """Bring every derived count in line with ``session`` after any change to it. This is the
@@ -216,12 +219,12 @@ class State:
             want = NOTHING
         if want is NOTHING:
             self.idle.setdefault(session.id, session)
-        elif self.idle:
-            self.idle.pop(session.id, None)
+        elif session.id in self.idle:
+            del self.idle[session.id]
         if want is QUEUED:
             self.waiting_in[session.id] = session
-        elif self.waiting_in:
-            self.waiting_in.pop(session.id, None)
+        elif session.id in self.waiting_in:
+            del self.waiting_in[session.id]
         if self.knows_owned:
             self._place_partly_in(session, want)
         held_or_stopped = session.home is HELD or session.mid_burst
@@ -283,7 +286,7 @@ class State:
         """Forget a session that left Kiwi and lives on: from now on its GPU memory counts as held
         by a program outside Kiwi."""
         self.tell(session, "left Kiwi")
-        self.outside_bytes += session.resident_bytes
+        self.see_outside(self.outside_bytes + session.resident_bytes)
         self.forget(session)
 
     def forget(self, session: Session) -> None:
@@ -311,7 +314,7 @@ class State:
         """The number of runners and of sessions being stopped that may still run. A session whose
         stopping hangs is not counted: no session waits for it."""
         holders = len(self.runners)
-        for session in self.ops.values() if self.ops else ():
+        for session in self.ops.values():
             op = session.op
             if op is not None and op.stops_runner and not op.overdue:
                 holders += 1
@@ -323,7 +326,7 @@ class State:
 
     def swap_ns(self, session: Session) -> int:
         """Return the time to page ``session`` out and in again; 0 while all fit together."""
-        if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
+        if self.active_need_bytes + self.margin_bytes <= self.capacity_bytes:
             return 0
         return self.speed.round_trip_ns(session.footprint_bytes)
 
@@ -346,13 +349,13 @@ class State:
     @property
     def typical_swap_ns(self) -> int:
         """``swap_ns`` of a session of the mean size of those that wait or run."""
-        if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
+        if self.active_need_bytes + self.margin_bytes <= self.capacity_bytes:
             return 0
         return self.speed.round_trip_ns(self.active_need_bytes // max(1, self.active))
 
     def tell(self, session: Session, text: str, *arguments: object) -> None:
         """Add a line to the session's story."""
-        self.stories.add(session.id, self.now_ns, text, *arguments)
+        session.story.append((self.now_ns, text, arguments))
 
     def notify(self, session: Session, notice: Notice, detail: str = "", cause: str = "") -> None:
         self.actions.append(Notify(session=session.id, notice=notice, detail=detail, cause=cause))

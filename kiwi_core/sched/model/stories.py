@@ -15,6 +15,11 @@ DEPARTED_MAX: Final = 64
 """Stories kept of sessions that left: enough to ask "what happened to mine" minutes later."""
 
 
+Story = deque[tuple[int, str, tuple[object, ...]]]
+"""Lines as (time, template, arguments). They are formatted only when they are read: they are
+written on the hot path and hardly ever read."""
+
+
 @dataclass(frozen=True)
 class StoryLine:
     at_ns: int
@@ -36,19 +41,17 @@ class Span(int):
 
 
 class Stories:
-    """The stories of all sessions. Lines are kept as (time, template, arguments) and formatted
-    only when they are read: they are written on the hot path and hardly ever read."""
+    """The stories of all sessions."""
 
     def __init__(self, lines_max: int) -> None:
         self._lines_max = lines_max
-        self._present: dict[SessionId, deque[tuple[int, str, tuple[object, ...]]]] = {}
+        self._present: dict[SessionId, Story] = {}
         self._departed: OrderedDict[SessionId, tuple[StoryLine, ...]] = OrderedDict()
 
-    def begin(self, session: SessionId) -> None:
-        self._present[session] = deque(maxlen=self._lines_max)
-
-    def add(self, session: SessionId, at_ns: int, template: str, *arguments: object) -> None:
-        self._present[session].append((at_ns, template, arguments))
+    def begin(self, session: SessionId) -> Story:
+        """Return the new story of ``session``, to which ``State.tell`` adds lines."""
+        story = self._present[session] = deque(maxlen=self._lines_max)
+        return story
 
     def end(self, session: SessionId) -> None:
         """Keep the story of a session that is forgotten; drop the oldest such story if there are

@@ -43,7 +43,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         owner = event.owner if st.config.turns_by_owner else ""
         session = Session(event.session, owner or event.session)
         st.sessions[session.id] = session
-        st.stories.begin(session.id)
+        session.story = st.stories.begin(session.id)
         st.tell(session, "joined ({})", event.residency.value)
     elif session.gone:
         st.ignored_events += 1

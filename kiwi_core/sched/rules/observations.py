@@ -93,7 +93,7 @@ def _seen_outside(st: State, free_bytes: int) -> None:
     held_bytes = st.resident_bytes
     for hung in st.ops.values():
         held_bytes += hung.counted_claim_bytes - hung.resident_bytes
-    st.outside_bytes = max(0, st.total_bytes - free_bytes - held_bytes)
+    st.see_outside(max(0, st.total_bytes - free_bytes - held_bytes))
 
 
 def _seen_all(st: State, began_ns: int) -> None:

@@ -11,7 +11,7 @@ from kiwi_core.sched.model.needs import unknown, wish_bytes
 from kiwi_core.sched.model.session import LOST, OUT, PAGING_OUT, RUNNING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay, why_it_stays
-from kiwi_core.states import AntiThrash, Notice
+from kiwi_core.states import Notice
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def wanted_bytes(st: State, session: Session) -> int:
     footprint = session.footprint_bytes
     if session.leaving:
         return footprint
-    if st.anti_thrash is AntiThrash.OFF:
+    if not st.protects:
         if session.home is not OUT:
             return session.counted_claim_bytes
         expected = footprint
@@ -76,7 +76,7 @@ def _least_bytes(st: State, session: Session, alone: bool) -> int:
     session of unknown need makes do with half of the capacity: a neighbour that cannot be moved
     must neither keep all others out for ever, nor leave a newcomer so little that it runs out of
     memory at once."""
-    protects = st.anti_thrash is not AntiThrash.OFF and not session.leaving
+    protects = st.protects and not session.leaving
     if alone and protects and unknown(session, st.total_bytes):
         return max(session.footprint_bytes, st.capacity_bytes // 2)
     if alone or session.leaving:
@@ -92,7 +92,7 @@ def lacked_bytes(st: State, session: Session) -> int:
     moved for it: without the margin, and without the possible growth of a session of unknown
     need."""
     expected = footprint = session.footprint_bytes
-    protects = st.anti_thrash is not AntiThrash.OFF and not session.leaving
+    protects = st.protects and not session.leaving
     if protects and not unknown(session, st.total_bytes):
         expected = session.need_bytes
     return max(footprint, min(expected + session.extra_room_bytes, st.capacity_bytes))
@@ -100,6 +100,8 @@ def lacked_bytes(st: State, session: Session) -> int:
 
 def coming_bytes(st: State) -> int:
     """Return what page-outs in progress will free; hung ones do not count."""
+    if not st.ops:
+        return 0
     return sum(session.counted_claim_bytes for session in _making_room(st))
 
 

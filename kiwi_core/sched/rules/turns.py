@@ -56,9 +56,11 @@ def _admit_others(st: State, first: Session) -> None:
 
 def _coming_in(st: State, beside: Session) -> int:
     """Return how many other sessions are being brought in."""
-    if not st.chosen:
-        return 0
-    return sum(s.op is not None and s is not beside for s in st.chosen.values())
+    coming = 0
+    for session in st.chosen.values():
+        if session.op is not None and session is not beside:
+            coming += 1
+    return coming
 
 
 def _advance(st: State, waiter: Session) -> QueueStep:
@@ -148,6 +150,8 @@ def _may_restore(st: State) -> bool:
     """Return whether a restore may begin. Only one runs at a time: each is checked against free
     memory, which another one uses up, and the bus is the bottleneck anyway. None begins before
     memory has been read once: what programs outside Kiwi hold is unknown until then."""
+    if not st.ops:
+        return st.observed
     return st.observed and not any(_restoring(session) for session in st.ops.values())
 
 
@@ -165,7 +169,7 @@ def _comes_for_nobody(session: Session) -> bool:
 def _await_turn(st: State, waiter: Session) -> QueueStep:
     """Stop the runners that have used up their quantum."""
     stopping = st.holders > len(st.runners)
-    if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
+    if not st.protects or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
         return QueueStep.WAIT
     if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
@@ -221,9 +225,10 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
 def _growth_bytes(st: State) -> int:
     """Return what is reserved for the growth of runners and of sessions being suspended: it is
     free once they are held."""
-    held = (s for s in st.ops.values() if s.op is not None and s.op.doing is SUSPENDING)
-    growing = chain(st.runners.values(), held)
-    return sum(session.counted_claim_bytes - session.resident_bytes for session in growing)
+    growing = list(st.runners.values())
+    if st.ops:
+        growing += [s for s in st.ops.values() if s.op is not None and s.op.doing is SUSPENDING]
+    return sum([session.counted_claim_bytes - session.resident_bytes for session in growing])
 
 
 def shelter(st: State) -> None:
