@@ -105,6 +105,7 @@ def _check_places(st: State) -> None:
     _equal("waiting partly in", set(st.waiting_partly_in), partly)
     _equal("waiting in", set(st.waiting_in), {s.id for s in waiting} - partly)
     _equal("misplaced", set(st.misplaced), {s.id for s in sessions if is_misplaced(s)})
+    _equal("stopped", st.stopped, {s.id for s in sessions if s.stopped})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
     _equal("stories", st.stories.present(), set(st.sessions))
     _equal("capacity", st.capacity_bytes, st.total_bytes - st.outside_bytes)

@@ -28,6 +28,11 @@ class TurnSettings:
     min_run_ns: int
     swap_floor_factor: float
 
+    @property
+    def least_ns(self) -> int:
+        """How long a session runs at least even if its swap costs less."""
+        return self.tq_ns if self.tq_ns < self.min_run_ns else self.min_run_ns
+
 
 class PolicyContext(Protocol):
     """The part of the scheduler's ``State`` that a policy may read."""
@@ -133,7 +138,7 @@ class Policy:
         GPU."""
         turn_settings = context.turn_settings
         swap_ns = round(turn_settings.swap_floor_factor * context.swap_ns(session))
-        return max(min(turn_settings.tq_ns, turn_settings.min_run_ns), swap_ns)
+        return max(turn_settings.least_ns, swap_ns)
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:  # noqa: ARG002
         """Return whether ``waiter`` may be brought in now, beside ``holders`` sessions that hold

@@ -100,6 +100,8 @@ class State:
         self.misplaced: dict[SessionId, Session] = {}
         """The sessions that need an operation outside the queue's order: see
         ``settle._tend_misplaced``."""
+        self.stopped: set[SessionId] = set()
+        """The sessions whose process does not run (``Session.stopped``)."""
         self.ops: dict[OpId, Session] = {}
         """The sessions of operations that have not reported, hung ones included."""
         self.lingerers: dict[SessionId, Session] = {}
@@ -298,6 +300,7 @@ class State:
         session.gone = True
         self.refresh(session)
         self.unread.pop(session.id, None)
+        self.stopped.discard(session.id)
         del self.sessions[session.id]
         self.stories.end(session.id)
 

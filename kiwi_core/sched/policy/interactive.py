@@ -111,9 +111,9 @@ class Interactive(Policy):
         self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
         self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
         self._guard_ns = round(GUARD_TQ * tq_ns)
-        least_ns = min(tq_ns, turn_settings.min_run_ns)
-        self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), least_ns)
+        self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns)
         self._patience_ns = round(PATIENCE_TQ * tq_ns)
+        self._turn_patience_ns = PATIENCE_FACTOR * tq_ns
         self._protected_ns = round(PROTECTED_TQ * tq_ns)
 
     def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int:
@@ -154,7 +154,9 @@ class Interactive(Policy):
             return LAST  # it only wants its memory back, not to compute
         if self._favoured_too_much(context, session):
             return LAST
-        attained_ns = session.attained_ns + session.run_ns(context.now_ns)
+        attained_ns = session.attained_ns
+        if session.op is not None:
+            attained_ns += session.run_ns(context.now_ns)
         return bisect_right(self._levels_ns, attained_ns / session.weight)
 
     def _favoured_too_much(self, context: PolicyContext, session: Session) -> bool:
@@ -195,9 +197,17 @@ class Interactive(Policy):
         that arrived later are old later still."""
         return waiter.queued_ns + max(self._patience_ns, self._others_ns(context, waiter))
 
+    def _is_young(self, context: PolicyContext, waiter: Session) -> bool:
+        """Return whether ``waiter`` is not old even if nothing has to move: the usual case, and
+        cheap to find out."""
+        waited_ns = context.now_ns - waiter.queued_ns
+        if waited_ns < self._patience_ns:
+            return True
+        return waited_ns < self._turn_patience_ns * (context.usage.weight - waiter.weight)
+
     def _is_old(self, context: PolicyContext, waiter: Session) -> bool:
-        if context.now_ns - waiter.queued_ns < self._patience_ns:
-            return False  # the usual case, and cheap
+        if self._is_young(context, waiter):
+            return False
         return context.now_ns >= self._old_at_ns(context, waiter)
 
     def _owed_at_ns(self, context: PolicyContext, waiter: Session) -> int:
@@ -215,7 +225,7 @@ class Interactive(Policy):
         sharing = self._sharing.values()
         first = [waiter for waiter in sharing if self._is_owed(context, waiter)] if sharing else []
         for waiter in context.queue.values():
-            if context.now_ns - waiter.queued_ns < self._patience_ns:
+            if self._is_young(context, waiter):
                 break
             if context.now_ns < self._soonest_old_at_ns(context, waiter):
                 break
@@ -276,16 +286,18 @@ class Interactive(Policy):
         return min((at for at in at_ns if at > context.now_ns), default=None)
 
     def quantum_ns(self, context: PolicyContext, session: Session) -> int:
+        return max(self._own_quantum_ns(session), self.floor_ns(context, session))
+
+    def _own_quantum_ns(self, session: Session) -> int:
+        """Return the quantum of ``session`` if its swap costs less."""
         quantum_ns = self._quanta_ns[session.level]
-        if session.weight != 1.0:
-            quantum_ns = round(quantum_ns * session.weight)
-        return max(quantum_ns, self.floor_ns(context, session))
+        return quantum_ns if session.weight == 1.0 else round(quantum_ns * session.weight)
 
     def stop_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:
         began_ns, in_place = runner.granted_ns, waiter.id in context.waiting_in
-        guard_ns = self._in_place_ns  # where nothing would have to move
-        if not in_place:
-            guard_ns = max(self._guard_ns, self.floor_ns(context, runner))
+        floor_ns = self.floor_ns(context, runner)
+        # The guard is shorter where nothing would have to move.
+        guard_ns = self._in_place_ns if in_place else max(self._guard_ns, floor_ns)
         least_ns = max(began_ns + guard_ns, runner.protected_until_ns)
         if self._is_old(context, waiter) or (waiter.share and self._is_owed(context, waiter)):
             return least_ns
@@ -294,7 +306,7 @@ class Interactive(Policy):
         # From these times on it would be queued behind the waiter: on a higher or the same level.
         above_ns = self._reaches_at_ns(runner, waiter.level + 1)
         short = in_place and not waiter.level
-        quantum_ns = guard_ns if short else self.quantum_ns(context, runner)
+        quantum_ns = guard_ns if short else max(self._own_quantum_ns(runner), floor_ns)
         same_ns = max(self._reaches_at_ns(runner, waiter.level), began_ns + quantum_ns)
         return max(least_ns, min(above_ns, same_ns))
 

@@ -56,6 +56,7 @@ def stopped(st: State, event: ev.SessionStopped) -> None:
     if session is None:
         return
     session.stopped = event.why or "stopped"
+    st.stopped.add(session.id)
     st.refresh(session)
     st.tell(session, "its process is {}", session.stopped)
 
@@ -68,6 +69,7 @@ def continued(st: State, event: ev.SessionContinued) -> None:
     if session is None or not session.stopped:
         return
     session.stopped = ""
+    st.stopped.discard(session.id)
     if session.fixed:
         session.fixed = False
         session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped

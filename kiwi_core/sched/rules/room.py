@@ -34,6 +34,11 @@ class RoomState(Enum):
     """Sessions that do not hold the lease cannot free enough."""
 
 
+READY: Final = RoomState.READY
+COMING: Final = RoomState.COMING
+SHORT: Final = RoomState.SHORT
+
+
 @dataclass(slots=True)
 class VictimSurvey:
     """The sessions that can be paged out now, and those that would have to be but cannot."""
@@ -193,22 +198,22 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     growth is left out, and with ``alone`` (no session holds the lease or is being brought in) its
     need as well."""
     if st.unread and _awaits_reading(st, session):
-        return RoomState.COMING, None
+        return COMING, None
     held_bytes = session.counted_claim_bytes
     short = wanted_bytes(st, session) - held_bytes - st.free_bytes
     if short <= 0:
-        return RoomState.READY, None
+        return READY, None
     coming = coming_bytes(st)
     least_bytes = _least_bytes(st, session, alone) - held_bytes - st.free_bytes
     lacking_bytes = max(least_bytes, lacked_bytes(st, session) - held_bytes - st.free_bytes)
     found = survey(st, short - coming, beside=session, lacking_bytes=lacking_bytes - coming)
     if coming + found.gain_bytes < short:
         if coming + found.gain_bytes < least_bytes:
-            return RoomState.SHORT, found
+            return SHORT, found
         if not found.victims and not coming:
-            return RoomState.READY, found
+            return READY, found
     evict(st, found, f"room for {session.id}")
-    return RoomState.COMING, found
+    return COMING, found
 
 
 def evict(st: State, found: VictimSurvey, cause: str) -> None:

@@ -26,7 +26,8 @@ def settle(st: State) -> None:
         kept_out.tend(st)
     _choose_mode(st)
     if st.queue:
-        fixed.leave_those_that_stand(st)
+        if st.stopped:
+            fixed.leave_those_that_stand(st)
         turns.admit(st)
     if st.runners:
         turns.shelter(st)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.session import HELD, IN, NOTHING, OUT, PAGING_IN, PAGING_OUT, SUSPENDING
 from kiwi_core.sched.rules import orders, room
-from kiwi_core.sched.rules.room import RoomState, VictimSurvey
+from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
 from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
@@ -27,11 +27,15 @@ class QueueStep(Enum):
     """No session behind this waiter may overtake it."""
 
 
+GO_ON: Final = QueueStep.GO_ON
+WAIT: Final = QueueStep.WAIT
+
+
 def admit(st: State) -> None:
     """Bring in the waiters whose turn it is, strictly in the policy's order, except that a waiter
     that is blocked by a problem does not hold up the others."""
     first = next(iter(st.chosen.values() or st.policy.order(st)))
-    if _advance(st, first) is QueueStep.GO_ON and st.queue:
+    if _advance(st, first) is GO_ON and st.queue:
         _admit_others(st, first)
     if st.chosen:
         for waiter in tuple(st.chosen.values()):
@@ -50,7 +54,7 @@ def _admit_others(st: State, first: Session) -> None:
             if waiter.id in seen or waiter.id not in st.queue:
                 continue
             seen.add(waiter.id)
-            if _advance(st, waiter) is QueueStep.WAIT:
+            if _advance(st, waiter) is WAIT:
                 return
 
 
@@ -68,57 +72,57 @@ def _advance(st: State, waiter: Session) -> QueueStep:
         return _under_way(st, waiter)
     if waiter.stopped:
         waiter.blocked, waiter.blocked_detail = Notice.STOPPED, waiter.stopped
-        return QueueStep.GO_ON
+        return GO_ON
     if waiter.backoff_until_ns > st.now_ns and waiter.home is not IN:
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
         waiter.blocked = waiter.problem or Notice.PAGE_IN_REFUSED
         waiter.blocked_detail = waiter.problem_detail
-        return QueueStep.GO_ON
+        return GO_ON
     others = st.holders + _coming_in(st, beside=waiter)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         if _comes_ahead(st, waiter):
             _unblock(waiter)
-            return QueueStep.WAIT
+            return WAIT
         return _await_turn(st, waiter)
     state, found = room.make_room(st, waiter, alone=not others)
-    if state is RoomState.READY:
+    if state is READY:
         return _bring_in(st, waiter)
-    if state is RoomState.SHORT and others:
+    if state is SHORT and others:
         return _await_turn(st, waiter)
-    if state is RoomState.SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
+    if state is SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
         _unblock(waiter)
-        return QueueStep.WAIT  # as soon as it is in, it can go out again
-    if state is RoomState.SHORT and found is not None:
+        return WAIT  # as soon as it is in, it can go out again
+    if state is SHORT and found is not None:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
-        return QueueStep.GO_ON
+        return GO_ON
     _unblock(waiter)
-    return QueueStep.WAIT
+    return WAIT
 
 
 def _under_way(st: State, waiter: Session) -> QueueStep:
     op = waiter.op
     if op is not None and op.overdue:
         waiter.blocked, waiter.blocked_detail = Notice.STUCK, "a driver call on it hangs"
-        return QueueStep.GO_ON
+        return GO_ON
     if _restoring(waiter):
         room.make_up(st, waiter)
     coming_in = waiter.id in st.chosen
-    return QueueStep.GO_ON if coming_in and not st.serialised else QueueStep.WAIT
+    return GO_ON if coming_in and not st.serialised else WAIT
 
 
 def _bring_in(st: State, waiter: Session) -> QueueStep:
     _unblock(waiter)
     if waiter.home is IN:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
-        return QueueStep.GO_ON
-    behind = QueueStep.WAIT if st.serialised else QueueStep.GO_ON
+        return GO_ON
+    behind = WAIT if st.serialised else GO_ON
     if waiter.home is HELD:
         st.chosen[waiter.id] = waiter
         orders.resume(st, waiter, "its turn")
         return behind
     if not _may_restore(st):
-        return QueueStep.WAIT
+        return WAIT
     st.chosen[waiter.id] = waiter
     orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
     return behind
@@ -141,9 +145,9 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
         st.wake_at(begin_ns)
         return False
     state, _ = room.make_room(st, waiter, alone=False)
-    if state is RoomState.READY:
+    if state is READY:
         orders.page_in(st, waiter, "its turn is next")
-    return state is not RoomState.SHORT
+    return state is not SHORT
 
 
 def _may_restore(st: State) -> bool:
@@ -171,7 +175,7 @@ def _await_turn(st: State, waiter: Session) -> QueueStep:
     stopping = st.holders > len(st.runners)
     if not st.protects or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
-        return QueueStep.WAIT
+        return WAIT
     if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
         st.wake_at(reorders_at_ns)
     hindrance: tuple[Notice, str] | None = None
@@ -185,9 +189,9 @@ def _await_turn(st: State, waiter: Session) -> QueueStep:
             break  # one may be enough: see what room that gives before stopping another
     if hindrance is not None:
         _block(st, waiter, *hindrance)
-        return QueueStep.GO_ON
+        return GO_ON
     _unblock(waiter)
-    return QueueStep.WAIT
+    return WAIT
 
 
 def _granted_ns(session: Session) -> int:
