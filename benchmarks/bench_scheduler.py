@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
 
-TARGET_US = 10.0
+TARGETS_US: Final = {"all fit": 7.0, "none fits beside another": 15.0}
+"""In the machine's quiet moments: in others compare the iterations of the loop."""
 SESSIONS = (10, 30, 100, 300, 1000, 3000, 10_000)
 TOTAL_BYTES = 80 * GIB
 BIG_BYTES = 60 * GIB
@@ -202,7 +203,9 @@ def main() -> None:
             rows = [[n, *(one[column] for column in columns)] for n, one in curve.items()]
             table(["sessions", "median", "mean", "p99", "turns of the loop"], rows)
     targets: list[dict[str, Any]] = [
-        target(f"{policy}, {name}, {n} sessions, per event", one["median_us"], TARGET_US, "µs")
+        target(
+            f"{policy}, {name}, {n} sessions, per event", one["median_us"], TARGETS_US[name], "µs"
+        )
         for policy, workloads in curves.items()
         for name, curve in workloads.items()
         for n, one in curve.items()

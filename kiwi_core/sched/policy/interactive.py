@@ -147,7 +147,8 @@ class Interactive(Policy):
 
     def served(self, session: Session) -> None:
         for lane in self._lanes:
-            lane.served(session)
+            if lane:
+                lane.served(session)
 
     def _level(self, context: PolicyContext, session: Session) -> int:
         if session.leaving:
@@ -273,7 +274,8 @@ class Interactive(Policy):
         yield from self._lanes[LAST]
 
     def reorders_at_ns(self, context: PolicyContext) -> int | None:
-        at_ns = [self._owed_at_ns(context, waiter) for waiter in self._sharing.values()]
+        sharing = self._sharing.values()
+        at_ns = [self._owed_at_ns(context, waiter) for waiter in sharing] if sharing else []
         for waiter in context.queue.values():
             soonest_ns = self._soonest_old_at_ns(context, waiter)
             if soonest_ns > context.now_ns:
@@ -283,7 +285,8 @@ class Interactive(Policy):
             at_ns.append(old_at_ns)
             if old_at_ns <= context.now_ns and waiter.blocked is None:
                 break
-        return min((at for at in at_ns if at > context.now_ns), default=None)
+        to_come_ns = [at for at in at_ns if at > context.now_ns]
+        return min(to_come_ns) if to_come_ns else None
 
     def quantum_ns(self, context: PolicyContext, session: Session) -> int:
         return max(self._own_quantum_ns(session), self.floor_ns(context, session))
@@ -303,6 +306,8 @@ class Interactive(Policy):
             return least_ns
         if runner.level > waiter.level:
             return least_ns
+        if runner.level == LAST:  # and so is the waiter: only the quantum counts
+            return max(least_ns, began_ns + self._own_quantum_ns(runner), began_ns + floor_ns)
         # From these times on it would be queued behind the waiter: on a higher or the same level.
         above_ns = self._reaches_at_ns(runner, waiter.level + 1)
         short = in_place and not waiter.level

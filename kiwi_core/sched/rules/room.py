@@ -71,9 +71,11 @@ def wanted_bytes(st: State, session: Session) -> int:
             return session.counted_claim_bytes
         expected = footprint
     else:
-        expected = max(wish_bytes(session, st.total_bytes), footprint)
-    with_margin = expected + st.margin_bytes + session.extra_room_bytes
-    return max(footprint, min(with_margin, st.capacity_bytes))
+        expected = wish_bytes(session, st.total_bytes)
+    wanted = expected + st.margin_bytes + session.extra_room_bytes
+    if wanted > st.capacity_bytes:
+        wanted = st.capacity_bytes
+    return wanted if wanted > footprint else footprint
 
 
 def _least_bytes(st: State, session: Session, alone: bool) -> int:
