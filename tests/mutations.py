@@ -43,8 +43,8 @@ MUTATIONS = (
     # Room and turns
     Mutation(
         "kiwi_core/sched/rules/room.py",
-        "    if short <= 0:\n        return RoomState.READY, None",
-        "    if short <= st.total_bytes:\n        return RoomState.READY, None",
+        "    if short <= 0:\n        return READY, None",
+        "    if short <= st.total_bytes:\n        return READY, None",
         SCHED,
     ),
     Mutation(
@@ -62,8 +62,8 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/sched/rules/room.py",
-        "with_margin = expected + st.margin_bytes + session.extra_room_bytes",
-        "with_margin = expected + session.extra_room_bytes",
+        "wanted = expected + st.margin_bytes + session.extra_room_bytes",
+        "wanted = expected + session.extra_room_bytes",
         SCHED,
     ),
     Mutation(
@@ -81,13 +81,13 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/sched/rules/bursts.py",
-        "    session.home = Home.LOST\n",
-        "    session.home = Home.OUT\n",
+        "    session.home = LOST\n",
+        "",
         SCHED,
     ),
     Mutation(
         "kiwi_core/sched/rules/bursts.py",
-        "    session.want = Want.NONE\n",
+        "    session.want = NOTHING\n",
         "",
         SCHED,
     ),

@@ -3,9 +3,9 @@
 The bound: a waiter is granted within (turns ahead, the runner's included) × (quantum + swap time).
 With one session for each owner the turns ahead are the sessions ahead; an owner with k sessions
 among o owners has at most k × o - 1 turns ahead of each. A quantum is max(TQ, floor), and the floor
-is the measured cost of a swap. This holds while events keep coming and nothing fails (no refusals, hangs, or exhausted system RAM). The policy uses
-only the weight of a priority class: a quantum is max(TQ × weight, floor). Shares follow from the
-turns.
+is the measured cost of a swap. This holds while events keep coming and nothing fails (no refusals,
+hangs, or exhausted system RAM). The policy uses only the weight of a priority class: a quantum is
+max(TQ × weight, floor). Shares follow from the turns.
 """
 
 from __future__ import annotations
