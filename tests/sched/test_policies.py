@@ -96,6 +96,23 @@ def test_a_policy_is_added_by_registering_it(monkeypatch: pytest.MonkeyPatch) ->
     assert any("grant c burst 1" in answer for answer in world.do(2, "a ends 1"))
 
 
+def test_a_policy_without_an_order_serves_in_order_of_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "POLICIES", dict(registry.POLICIES))
+
+    @registry.register
+    class Plain(Policy):
+        name = "plain"
+        summary = "first come, first served"
+
+    world = World("gpu 10 policy=plain")
+    world.do(0, "memory outside=0; a joins; b joins; c joins")
+    world.do(1, "a asks 1; c asks 1; b asks 1")
+    assert any("grant c burst 1" in answer for answer in world.do(2, "a ends 1"))
+    assert any("grant b burst 1" in answer for answer in world.do(3, "c ends 1"))
+
+
 # --- what interactive does ----------------------------------------------------------------------
 
 
