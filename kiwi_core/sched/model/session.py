@@ -251,6 +251,17 @@ class Session:
         holds = self.want is RUNNING or self.stopping
         return now_ns - self.granted_ns if holds else 0
 
+    def block(self, notice: Notice, detail: str) -> None:
+        """Record why it waits for something other than its turn."""
+        self.blocked = notice
+        self.blocked_detail = detail
+
+    def unblock(self) -> None:
+        """Record that only its turn is missing, or that it does not wait."""
+        if self.blocked is not None:
+            self.blocked = None
+            self.blocked_detail = ""
+
     @property
     def unread(self) -> bool:
         """Return whether its memory has not been read since it gave up the lease."""

@@ -268,7 +268,7 @@ class State:
         """Put ``session`` at the tail of the queue, or beside the queue if it is kept out. All that
         the policy reads must be up to date."""
         if session.kept_out:
-            session.blocked, session.blocked_detail = Notice.KEPT_OUT, f"by {session.kept_out}"
+            session.block(Notice.KEPT_OUT, f"by {session.kept_out}")
             self.notify(session, Notice.KEPT_OUT, session.blocked_detail)
             return
         if not self.queue:

@@ -90,8 +90,7 @@ def _rest(st: State, session: Session) -> None:
         session.rested_ns = st.now_ns
     session.want = NOTHING
     session.mid_burst = session.lingering = False
-    session.blocked = None
-    session.blocked_detail = ""
+    session.unblock()
     st.idle.pop(session.id, None)  # used just now: ``refresh`` puts it at the end of the idle ones
 
 

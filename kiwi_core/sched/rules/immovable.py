@@ -74,7 +74,7 @@ def continued(st: State, event: ev.SessionContinued) -> None:
         session.fixed = False
         session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped
     if session.blocked is Notice.STOPPED:
-        session.blocked, session.blocked_detail = None, ""
+        session.unblock()
     st.tell(session, "its process goes on")
     left = session.mid_burst and session.home is IN and session.op is None
     if left and not session.guarded:

@@ -44,7 +44,7 @@ def let_go(st: State, session: Session) -> None:
     aside = session.aside
     session.kept_out = ""
     del st.kept_out[session.id]
-    session.blocked, session.blocked_detail = None, ""
+    session.unblock()
     if aside:
         bursts.wait_anew(st, session)
     st.refresh(session)

@@ -32,8 +32,7 @@ def grant(st: State, session: Session, cause: str) -> None:
     session.granted_ns = session.busy_at_ns = st.now_ns
     session.began_ns = st.usage.clock_ns(st.now_ns)
     st.now_runs(session)
-    session.blocked = None
-    session.blocked_detail = ""
+    session.unblock()
     goes_on = session.mid_burst
     if session.queued_ns != st.now_ns:  # else there was no wait
         kind = HistoryKind.SUSPENDED if goes_on else HistoryKind.WAITED

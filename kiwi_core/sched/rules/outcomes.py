@@ -68,8 +68,7 @@ def _take(
         session.problem_detail = ""
         st.notify(session, Notice.UNSTUCK, f"{doing.value} has come to an end after all")
         if session.blocked is Notice.STUCK:
-            session.blocked = None
-            session.blocked_detail = ""
+            session.unblock()
     return session, running
 
 
@@ -209,8 +208,7 @@ def _runs_on(st: State, session: Session) -> None:
     st.leave_line(session)
     st.now_runs(session)
     session.mid_burst = False
-    session.blocked = None
-    session.blocked_detail = ""
+    session.unblock()
     st.notify(session, Notice.RESUMED, "it could not be stopped and goes on")
 
 

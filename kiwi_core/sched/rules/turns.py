@@ -71,18 +71,17 @@ def _advance(st: State, waiter: Session) -> QueueStep:
     if waiter.op is not None:
         return _under_way(st, waiter)
     if waiter.stopped:
-        waiter.blocked, waiter.blocked_detail = Notice.STOPPED, waiter.stopped
+        waiter.block(Notice.STOPPED, waiter.stopped)
         return GO_ON
     if waiter.backoff_until_ns > st.now_ns and waiter.home is not IN:
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
-        waiter.blocked = waiter.problem or Notice.PAGE_IN_REFUSED
-        waiter.blocked_detail = waiter.problem_detail
+        waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
         return GO_ON
     others = st.holders + _coming_in(st, beside=waiter)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         if _comes_ahead(st, waiter):
-            _unblock(waiter)
+            waiter.unblock()
             return WAIT
         return _await_turn(st, waiter)
     state, found = room.make_room(st, waiter, alone=not others)
@@ -91,19 +90,19 @@ def _advance(st: State, waiter: Session) -> QueueStep:
     if state is SHORT and others:
         return _await_turn(st, waiter)
     if state is SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
-        _unblock(waiter)
+        waiter.unblock()
         return WAIT  # as soon as it is in, it can go out again
     if state is SHORT and found is not None:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
         return GO_ON
-    _unblock(waiter)
+    waiter.unblock()
     return WAIT
 
 
 def _under_way(st: State, waiter: Session) -> QueueStep:
     op = waiter.op
     if op is not None and op.overdue:
-        waiter.blocked, waiter.blocked_detail = Notice.STUCK, "a driver call on it hangs"
+        waiter.block(Notice.STUCK, "a driver call on it hangs")
         return GO_ON
     if _restoring(waiter):
         room.make_up(st, waiter)
@@ -112,7 +111,7 @@ def _under_way(st: State, waiter: Session) -> QueueStep:
 
 
 def _bring_in(st: State, waiter: Session) -> QueueStep:
-    _unblock(waiter)
+    waiter.unblock()
     if waiter.home is IN:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
         return GO_ON
@@ -174,7 +173,7 @@ def _await_turn(st: State, waiter: Session) -> QueueStep:
     """Stop the runners that have used up their quantum."""
     stopping = st.holders > len(st.runners)
     if not st.protects or stopping or _coming_in(st, beside=waiter):
-        _unblock(waiter)
+        waiter.unblock()
         return WAIT
     if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
         st.wake_at(reorders_at_ns)
@@ -190,7 +189,7 @@ def _await_turn(st: State, waiter: Session) -> QueueStep:
     if hindrance is not None:
         _block(st, waiter, *hindrance)
         return GO_ON
-    _unblock(waiter)
+    waiter.unblock()
     return WAIT
 
 
@@ -285,13 +284,6 @@ def _block(st: State, waiter: Session, notice: Notice, detail: str) -> None:
     """Mark ``waiter`` as blocked and notify its user once; the detail may change while it
     waits."""
     if waiter.blocked is not notice:
-        waiter.blocked = notice
         st.notify(waiter, notice, detail)
         st.tell(waiter, "cannot go on: {} ({})", notice.value, detail)
-    waiter.blocked_detail = detail
-
-
-def _unblock(waiter: Session) -> None:
-    if waiter.blocked is not None:
-        waiter.blocked = None
-        waiter.blocked_detail = ""
+    waiter.block(notice, detail)
