@@ -153,12 +153,13 @@ class Interactive(Policy):
     def _level(self, context: PolicyContext, session: Session) -> int:
         if session.leaving:
             return LAST  # it only wants its memory back, not to compute
-        if self._favoured_too_much(context, session):
-            return LAST
         attained_ns = session.attained_ns
         if session.op is not None:
             attained_ns += session.run_ns(context.now_ns)
-        return bisect_right(self._levels_ns, attained_ns / session.weight)
+        level = bisect_right(self._levels_ns, attained_ns / session.weight)
+        if level < LAST and self._favoured_too_much(context, session):
+            return LAST
+        return level
 
     def _favoured_too_much(self, context: PolicyContext, session: Session) -> bool:
         if not session.favoured:
