@@ -281,6 +281,20 @@ def test_the_tail_of_a_long_queue_is_told_longer_waits() -> None:
         assert told == sorted(told)  # type: ignore[type-var]
 
 
+def test_the_tail_waits_longer_than_the_longest_wait_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is first in the present order may wait longest: the order changes with time."""
+    waits = {B: [500 * S], SessionId("w0"): [20 * S]}
+    monkeypatch.setattr(forecast, "futures", lambda *_: Futures(waits, {}, has_tail=True))
+    world = two()
+    for number in range(4):
+        world.do(62 + number / 100, f"w{number} joins; w{number} asks 1")
+    queue = world.scheduler.view(63 * S, ahead=True).queue
+    told_ns = {entry.session: entry.expected_wait_ns or 0 for entry in queue}
+    assert told_ns["w0"] < told_ns[B] < min(told_ns[f"w{n}"] for n in (1, 2, 3))
+
+
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the times at which the forecast ran ahead."""

@@ -251,6 +251,15 @@ def test_lanes_that_do_not_agree_with_the_queue_are_found() -> None:
         st.policy.check(st)
 
 
+def test_turns_that_do_not_agree_with_the_queue_are_found() -> None:
+    world = three("round-robin")
+    play(world, 1, "a asks 1; b asks 1; c asks 1")
+    st = world.scheduler._st
+    del st.queue[B]
+    with pytest.raises(AssertionError, match="turns"):
+        st.policy.check(st)
+
+
 # --- usage --------------------------------------------------------------------------------------
 
 
