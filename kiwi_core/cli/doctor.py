@@ -33,9 +33,14 @@ examples:
   kiwi doctor --json | jq '.findings[] | select(.level != "ok")'
   kiwi doctor --print systemd    the unit for /etc/systemd/system/kiwi.service
   kiwi doctor --print grafana    the dashboard for Kiwi's metrics
+  kiwi doctor --print cdi        the device for /etc/cdi/kiwi.json that lets containers share
 """
 
-FILES: Final = {"systemd": "kiwi.service", "grafana": "kiwi-dashboard.json"}
+FILES: Final = {
+    "systemd": "kiwi.service",
+    "grafana": "kiwi-dashboard.json",
+    "cdi": "kiwi-cdi.json",
+}
 """The files that ``--print`` can print; they lie in ``files/`` beside this module."""
 
 AREA_TIMEOUT_S: Final = 45.0
@@ -48,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print",
         choices=FILES,
-        help="print a file for administrators instead: the systemd unit, the Grafana dashboard",
+        help="print a file for administrators instead: the systemd unit, the Grafana dashboard, "
+        "the CDI device",
     )
     add_socket_dir(parser)
 

@@ -524,7 +524,9 @@ def test_profilers(tmp_path):
     assert "KIWI_DISABLE" in found["profilers"].remedy
 
 
-@pytest.mark.parametrize(("name", "words"), [("systemd", "ExecStart="), ("grafana", '"panels"')])
+@pytest.mark.parametrize(
+    ("name", "words"), [("systemd", "ExecStart="), ("grafana", '"panels"'), ("cdi", '"cdiVersion"')]
+)
 def test_prints_the_files_that_administrators_install(kiwi, name, words):
     result = kiwi("doctor", "--print", name)
     assert result.code == 0
