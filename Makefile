@@ -23,6 +23,7 @@ DEFAULT := not gpu and not slow and not wheels
 QUICK := -m '$(DEFAULT) and not thorough'
 THOROUGH := -m '$(DEFAULT) and thorough'
 READY := .venv/.kiwi-ready
+COMPILED := .venv/.kiwi-compiled
 OLD_READY := $(OLD)/.kiwi-ready
 CLIENTS_READY := $(CLIENTS)/.kiwi-ready
 LAB := labextension
@@ -97,38 +98,38 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q $(QUICK) tests/sched tests/wire
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
-unit-tests: $(READY) $(CLIENTS_READY)  ## everything that has no target of its own
+unit-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)  ## everything that has no target of its own
 	@$(STEP) unit-tests $(PYTEST) $(QUICK) -n 3 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
-server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
+server-tests: $(READY) | $(COMPILED)  ## the server extension: routes, stream, placement of kernels
 	@$(STEP) server-tests $(PYTEST) $(QUICK) -n 3 --dist loadfile tests/server_ext
 
-kernel-tests: $(READY)  ## the notebook side, on current ipykernel and IPython
+kernel-tests: $(READY) | $(COMPILED)  ## the notebook side, on current ipykernel and IPython
 	@$(STEP) kernel-tests $(PYTEST) $(QUICK) -n 3 tests/kernel
 
-kernel-tests-old: $(OLD_READY)  ## the same on the oldest ipykernel and IPython supported
+kernel-tests-old: $(OLD_READY) | $(COMPILED)  ## the same on the oldest ipykernel and IPython supported
 	@KIWI_TEST_KERNEL_PYTHON=$(abspath $(OLD)/bin/python) \
 	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest -q -p no:cacheprovider tests/kernel
 
-e2e-tests: $(READY)  ## real kernels and daemons on the emulated driver
+e2e-tests: $(READY) | $(COMPILED)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) $(QUICK) -n 3 tests/e2e
 
 # Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
-blackbox-tests: $(READY)  ## the installed command, real kernels and servers: whom anybody could kill or ask
+blackbox-tests: $(READY) | $(COMPILED)  ## the installed command, real kernels and servers: whom anybody could kill or ask
 	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
-ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
+ui-tests: $(LAB_READY) | $(COMPILED)  ## JupyterLab and Notebook in a real browser (needs Chromium)
 	@$(STEP) ui-tests $(PYTEST) $(QUICK) tests/ui
 
 .PHONY: thorough-tests thorough-blackbox thorough-ui
-thorough-tests: $(READY) $(CLIENTS_READY)
+thorough-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)
 	@$(STEP) thorough-tests $(PYTEST) $(THOROUGH) -n 3 tests --ignore=tests/blackbox --ignore=tests/ui
 
-thorough-blackbox: $(READY)
+thorough-blackbox: $(READY) | $(COMPILED)
 	@$(STEP) thorough-blackbox $(PYTEST) $(THOROUGH) -n 2 --dist loadscope tests/blackbox
 
-thorough-ui: $(LAB_READY)
+thorough-ui: $(LAB_READY) | $(COMPILED)
 	@$(STEP) thorough-ui $(PYTEST) $(THOROUGH) tests/ui
 
 blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
@@ -195,6 +196,12 @@ clean:  ## remove environments, caches and build results
 
 $(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
 	@$(STEP) --alive environment .ci/venv .venv dev --group dev
+	@touch $@
+
+# Before the tests: the first kernel would start it in the background otherwise, where a busy machine takes a minute.
+$(COMPILED): $(wildcard kiwi_core/preload/src/* kiwi_core/emulator/src/*) | $(READY)
+	@$(STEP) --alive compiled $(BIN)/python -c \
+	  'from kiwi_core import emulator; from kiwi_core.preload import ready; emulator.build(); ready.ensure()'
 	@touch $@
 
 # One environment at a time: pip is the same process-hungry thing twice otherwise. It is for kernels
