@@ -138,13 +138,13 @@ MUTATIONS = (
     # Who may do what
     Mutation(
         "kiwi_core/daemon/base/peers.py",
-        "return peer.uid in (owner_uid, 0)",
+        "return _is(peer, owner) or (peer.uid == 0 and self.knows_uid_of(peer))",
         "return True",
         USERS,
     ),
     Mutation(
         "kiwi_core/daemon/base/peers.py",
-        "return peer.uid == owner_uid or self._is_admin(peer)",
+        "return _is(peer, owner) or self._is_admin(peer)",
         "return True",
         USERS,
     ),
