@@ -37,6 +37,7 @@ def metrics(uuid: str = "GPU-a", index: int = 0, **changed: Any) -> GpuMetrics:
         "connections_ended": {"malformed": 21}, "look_errors": 22, "journal_lines_lost": 23,
         "policy": "interactive", "log_lines_dropped": 24,
         "utilisation_percent": 31, "temperature_c": 32, "power_w": 33.0, "power_limit_w": 34.0,
+        "newcomer_wait_s": 35.0,
         "peers": [
             PeerUse(what="sessions", used=25, most=26, per_user=27, refused=28),
             PeerUse(what="requests", used=0, most=None, per_user=29, refused=30),

@@ -129,6 +129,7 @@ EXPECTED = {
     ("kiwi_memory_arena_bytes", ()): 50_000,
     ("kiwi_gpu_utilisation_ratio", ()): 0.31, ("kiwi_gpu_temperature_celsius", ()): 32,
     ("kiwi_gpu_power_watts", ()): 33, ("kiwi_gpu_power_limit_watts", ()): 34,
+    ("kiwi_newcomer_wait_seconds", ()): 35,
     ("kiwi_time_quantum_seconds", ()): 30, ("kiwi_serialised", ()): 1,
     ("kiwi_anti_thrash", (("mode", "always"),)): 1, ("kiwi_anti_thrash", (("mode", "on"),)): 0,
     ("kiwi_policy_info", (("policy", "interactive"),)): 1,
@@ -160,7 +161,10 @@ def test_each_number_is_where_it_belongs(
 
 
 def test_what_nvml_does_not_say_is_absent() -> None:
-    silent = reading(utilisation_percent=None, temperature_c=None, power_w=None, power_limit_w=None)
+    silent = reading(
+        utilisation_percent=None, temperature_c=None, power_w=None, power_limit_w=None,
+        newcomer_wait_s=None,
+    )  # fmt: skip
     assert "kiwi_gpu_" in exposed(reading()).text
     lines = exposed(silent).text.splitlines()
     assert not [line for line in lines if line.startswith("kiwi_gpu_") and "info" not in line]
