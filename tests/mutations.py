@@ -183,7 +183,7 @@ MUTATIONS = (
         "kiwi_core/daemon/links/host_budget.py",
         "return max(0, said_bytes - untrue_bytes)",
         "return said_bytes",
-        "tests/blackbox/test_lies.py",
+        "tests/daemon/test_host_budget.py",
     ),
     # The gate and the moves of the library
     Mutation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -68,7 +69,9 @@ def library(sockets: Path) -> Path:
 def make_kernel(sockets: Path, library: Path) -> Callable[..., AbstractContextManager[Kernel]]:
     @contextmanager
     def make(*, config: str = "", **env: str) -> Iterator[Kernel]:
-        base = {"KIWI_SOCKET_DIR": str(sockets), "PYTHONPATH": str(library)}
+        # What the tests themselves import, tests/mutations.py names there.
+        path = os.pathsep.join(filter(None, (str(library), os.environ.get("PYTHONPATH"))))
+        base = {"KIWI_SOCKET_DIR": str(sockets), "PYTHONPATH": path}
         with running_kernel(base | env, config=GPU_LIBRARY + config) as kernel:
             yield kernel
 
