@@ -69,9 +69,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def private_tmp(browser: Browser) -> Iterator[Path]:
+def private_tmp(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The tests leave neither processes nor files. The browser is started before, so that it is
-    none of their processes."""
+    none of their processes, and pytest's own directory made, so that it is none of their files."""
+    tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
         yield directory
 
