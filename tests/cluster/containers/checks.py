@@ -165,7 +165,7 @@ class Checks:
         said = "".join(program.communicate()[0] for program in programs)
         good = said.count('"wrong": 0') == 2
         self._verdict.judge(f"{kind}: two containers share the GPU, every byte intact", good, said)
-        # A look by process id finds no memory in a container: what waits or runs has a gate, or not.
+        # A look by process id finds no memory in a container; what runs has a gate, or has none.
         used = [one["guarded"] for one in seen if one["state"] in ("running", "suspended")]
         self._verdict.judge(
             f"{kind}: a gate is in their programs", bool(used) and all(used), seen[-2:]
