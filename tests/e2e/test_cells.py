@@ -161,7 +161,7 @@ def _run(kernel: Kernel, code: str) -> Cell:
     return kernel.finish(cell)
 
 
-_NUMBERS = re.compile(r"\d[\d.,]*( ?(ns|us|µs|μs|ms|s|min|loops?)\b)?")
+_NUMBERS = re.compile(r"\d[\d.,]*(e[+-]\d+)?( ?(ns|us|µs|μs|ms|s|min|loops?)\b)?")
 _PLACES = re.compile(r"(/[\w.+-]+)+")
 
 
