@@ -7,7 +7,8 @@ NODES = {name: f"http://{name}:9402/metrics" for name in ("gpu-node-1", "gpu-nod
 
 c = get_config()  # noqa: F821
 c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"
-# One place on a GPU that is shared through Kiwi; its device plugin mounts the daemon's socket.
+# Kiwi has no device plugin yet: another one must offer several places on a GPU, and the cluster
+# must mount the daemon's socket into the pod (by CDI: kiwi doctor --print cdi).
 c.KubeSpawner.extra_resource_limits = {"nvidia.com/gpu": "1"}
 # GPU memory that is moved out counts in the pod: the user's own RAM and a whole GPU.
 c.KubeSpawner.mem_limit = "96G"
