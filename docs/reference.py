@@ -78,11 +78,12 @@ def options() -> str:
 
 def limits() -> str:
     notes = _docstrings(config.Config)
+    changed_by = {action.dest: _names(action) for action in parsers()["daemon"]._actions}
     rows = [
-        [f"`{name}`", quantity(name, value), notes[name]]
+        [f"`{name}`", quantity(name, value), changed_by.get(name, ""), notes[name]]
         for name, value in vars(config.DEFAULTS).items()
     ]
-    return _table(["limit", "value", "why"], rows)
+    return _table(["limit", "value", "option", "why"], rows)
 
 
 def peers() -> str:
@@ -151,6 +152,8 @@ def quantity(name: str, value: Any) -> str:
         return format_bytes(value)
     if name.endswith("_s"):
         return ", ".join(f"{one:g} s" for one in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

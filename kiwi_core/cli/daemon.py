@@ -12,7 +12,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.policy.interactive import SHARES_MAX
 from kiwi_core.states import PRIORITIES, Priority
-from kiwi_core.units import parse_size_bytes
+from kiwi_core.units import ns_to_seconds, parse_size_bytes, seconds_to_ns
 
 _SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
 """Limits of a time in seconds; more than an hour is a typing error."""
@@ -42,19 +42,24 @@ Time quantum, mode, policy and priorities can be changed live: kiwi set --help.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare each option: its name, its unit, and as ``dest`` the field of ``DaemonOptions`` or
+    the limit in ``Config`` that it sets. What is not asked for keeps the default that is there."""
+    parser.argument_default = argparse.SUPPRESS
     parser.add_argument(
         "--gpu",
+        dest="gpus",
         metavar="UUID|INDEX",
         action="append",
-        default=[],
         help="serve this GPU (its index, UUID or the beginning of it); repeat for more; "
         "default: every GPU",
     )
     parser.add_argument(
         "--tq",
+        dest="tq_ns",
         metavar="SECONDS",
-        type=parse_tq_s,
-        help="time quantum: how long one may keep the GPU while others wait (default: 30)",
+        type=_quantum_ns,
+        help="time quantum: how long one may keep the GPU while others wait "
+        f"(default: {_seconds_of(DEFAULTS.tq_ns)})",
     )
     parser.add_argument(
         "--anti-thrash",
@@ -76,16 +81,18 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--priority",
+        dest="priorities",
         metavar="USER=CLASS",
         action="append",
         type=_user_priority,
-        default=[],
         help=f"the class of a user's sessions: {', '.join(PRIORITIES)}; repeat for more "
         "(default: normal)",
     )
     parser.add_argument(
         "--fair-share",
-        choices=("owner", "session"),
+        dest="turns_by_owner",
+        metavar="owner|session",
+        type=_by_owner,
         help="whether turns go round the owners of sessions, so that nobody gains by running "
         "several programs, or round the sessions (default: owner)",
     )
@@ -101,6 +108,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
 def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-budget",
+        dest="host_budget_bytes",
         metavar="SIZE",
         type=parse_size,
         help="system RAM that paged-out memory may take, for example 64GiB "
@@ -108,31 +116,39 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lock-timeout",
+        dest="lock_timeout_ns",
         metavar="SECONDS",
-        type=_seconds,
+        type=_duration_ns,
         help="how long GPU work under way may take to come to its end before a notebook's turn is "
-        "not ended after all; raise it for very long GPU kernels (default: 10)",
+        "not ended after all; raise it for very long GPU kernels "
+        f"(default: {_seconds_of(DEFAULTS.lock_timeout_ns)})",
     )
     parser.add_argument(
         "--stuck-after",
+        dest="operation_deadline_min_ns",
         metavar="SECONDS",
-        type=_seconds,
+        type=_duration_ns,
         help="a driver call that takes so much longer than its bytes and --lock-timeout explain "
-        "counts as hanging: it is shown, and its notebook is avoided (default: 30)",
+        "counts as hanging: it is shown, and its notebook is avoided "
+        f"(default: {_seconds_of(DEFAULTS.operation_deadline_min_ns)})",
     )
     parser.add_argument(
         "--idle-after",
+        dest="lingering_idle_ns",
         metavar="SECONDS",
-        type=_seconds,
+        type=_duration_ns,
         help="a program with Kiwi's library in it, and threads that a cell left behind, count as "
-        "idle when nothing of them was seen on the GPU for so long (default: 3)",
+        "idle when nothing of them was seen on the GPU for so long "
+        f"(default: {_seconds_of(DEFAULTS.lingering_idle_ns)})",
     )
     parser.add_argument(
         "--swap-floor",
+        dest="swap_floor_factor",
         metavar="FACTOR",
         type=_factor,
         help="a runner keeps the GPU at least so many times as long as moving its memory out and "
-        "back takes, even if its quantum is shorter (default: 1)",
+        "back takes, even if its quantum is shorter "
+        f"(default: {DEFAULTS.swap_floor_factor:g})",
     )
     parser.add_argument(
         "--no-bring-back",
@@ -172,6 +188,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--end-unused-after",
+        dest="end_unused_after_s",
         metavar="SECONDS",
         type=_unused_after,
         help="end when no session and no connection has been there for so long; 0: never (default: "
@@ -192,6 +209,7 @@ def _add_emulation(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--emulate-copy-rate",
+        dest="emulate_copy_bytes_per_s",
         metavar="SIZE",
         type=parse_size,
         help="bytes per second that the emulated bus moves, for example 1GiB (default: unlimited)",
@@ -202,32 +220,26 @@ def run(args: argparse.Namespace) -> int:
     from kiwi_core.daemon import supervisor
     from kiwi_core.daemon.options import DaemonOptions
 
-    return supervisor.main(
-        DaemonOptions(
-            gpus=tuple(args.gpu),
-            tq_s=args.tq,
-            anti_thrash=args.anti_thrash,
-            policy=args.policy,
-            priorities=tuple(args.priority),
-            training_share=args.training_share,
-            fair_share=args.fair_share,
-            emulate=args.emulate,
-            emulate_copy_bytes_per_s=args.emulate_copy_rate,
-            socket_dir=args.socket_dir,
-            state_dir=args.state_dir,
-            admin_group=args.admin_group,
-            host_budget_bytes=args.host_budget,
-            lock_timeout_s=args.lock_timeout,
-            stuck_after_s=args.stuck_after,
-            idle_after_s=args.idle_after,
-            swap_floor=args.swap_floor,
-            bring_back=args.bring_back,
-            metrics=args.metrics,
-            log_json=args.log_json,
-            end_unused_after_s=args.end_unused_after,
-            sessions_per_user=args.sessions_per_user,
-        )
-    )
+    asked = {name: value for name, value in vars(args).items() if name != "command"}
+    return supervisor.main(DaemonOptions.asked(asked))
+
+
+def _quantum_ns(text: str) -> int:
+    return seconds_to_ns(parse_tq_s(text))
+
+
+def _duration_ns(text: str) -> int:
+    return seconds_to_ns(_seconds(text))
+
+
+def _seconds_of(duration_ns: int) -> str:
+    return f"{ns_to_seconds(duration_ns):g}"
+
+
+def _by_owner(text: str) -> bool:
+    if text not in ("owner", "session"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither owner nor session")
+    return text == "owner"
 
 
 def _user_priority(text: str) -> tuple[str, Priority]:

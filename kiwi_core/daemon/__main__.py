@@ -48,7 +48,7 @@ async def _run(options: ChildOptions) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     machine = await this_machine(options.gpu_uuid, options.asked.host_budget_bytes)
-    daemon = GpuDaemon(options, machine, options.asked.config())
+    daemon = GpuDaemon(options, machine)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)
     loop.add_reader(sys.stdin.fileno(), _supervisor_spoke, daemon)

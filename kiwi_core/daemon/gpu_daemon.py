@@ -78,7 +78,6 @@ from kiwi_core.states import Residency, SessionState
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kiwi_core.config import Config
     from kiwi_core.daemon.base.machine import Machine
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.options import ChildOptions
@@ -93,10 +92,10 @@ ACCOUNTS_WITHIN_S = 2.0
 
 
 class GpuDaemon:
-    def __init__(self, options: ChildOptions, machine: Machine, config: Config) -> None:
+    def __init__(self, options: ChildOptions, machine: Machine) -> None:
         self._options = options
         self._machine = machine
-        self._config = config
+        self._config = options.asked.config
         self._stop = asyncio.Event()
         self._leaving = False
         self.ended_unused = False
@@ -148,7 +147,7 @@ class GpuDaemon:
         ]
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         self._unused = Unused(
-            self._options.asked.end_unused_after_s or 0.0, address, self._connections,
+            self._options.asked.end_unused_after_s, address, self._connections,
             self._registry, self._links, self._core.operations, self._orphans, _tell_supervisor,
         )  # fmt: skip
         _tell_supervisor("ready")
@@ -190,7 +189,7 @@ class GpuDaemon:
         options, machine, config = self._options, self._machine, self._config
         rights = Rights.of_this_process(options.asked.admin_group)
         shares = Shares.of_this_process(rights.daemon_uid, options.asked.sessions_per_user)
-        tq_ns, anti_thrash, policy = options.settings(roster, config)
+        tq_ns, anti_thrash, policy = options.settings(roster)
         self._assemble_pager(shares)
         header = JournalHeader(
             total_bytes=machine.gpu.total_bytes,

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import replace
+
+import msgspec
 import pytest
 
+from kiwi_core.cli.daemon import add_arguments
+from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon import supervisor
-from kiwi_core.daemon.options import DaemonOptions
+from kiwi_core.daemon.options import ChildOptions, DaemonOptions
 from kiwi_core.errors import CallerError
 from kiwi_core.states import AntiThrash, Priority
-from kiwi_core.units import GIB
+from kiwi_core.units import GIB, NS_PER_S
+
+TYPED = [
+    "--gpu", "0", "--gpu", "GPU-1", "--tq", "2.5", "--anti-thrash", "always",
+    "--policy", "Interactive", "--priority", "ann=high", "--priority", "bob=training",
+    "--fair-share", "session", "--training-share", "0.3", "--host-budget", "8GiB",
+    "--lock-timeout", "60", "--stuck-after", "2.5", "--idle-after", "0.5", "--swap-floor", "1.5",
+    "--no-bring-back", "--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g",
+    "--sessions-per-user", "8", "--metrics", ":9402", "--end-unused-after", "60", "--log-json",
+    "--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB",
+]  # fmt: skip
+ASKED = DaemonOptions(
+    gpus=["0", "GPU-1"],
+    tq_ns=2_500_000_000,
+    anti_thrash=AntiThrash.ALWAYS,
+    policy="interactive",
+    priorities=[("ann", Priority.HIGH), ("bob", Priority.TRAINING)],
+    emulate="2x512MiB",
+    emulate_copy_bytes_per_s=GIB,
+    socket_dir="/s",
+    state_dir="/t",
+    admin_group="g",
+    host_budget_bytes=8 * GIB,
+    metrics=("127.0.0.1", 9402),
+    log_json=True,
+    end_unused_after_s=60.0,
+    sessions_per_user=8,
+    config=replace(
+        DEFAULTS,
+        lock_timeout_ns=60 * NS_PER_S,
+        operation_deadline_min_ns=2_500_000_000,
+        lingering_idle_ns=NS_PER_S // 2,
+        swap_floor_factor=1.5,
+        training_share=0.3,
+        turns_by_owner=False,
+        bring_back=False,
+    ),
+)
 
 
 @pytest.fixture
@@ -29,40 +72,29 @@ def test_nothing_typed_is_every_default(kiwi, asked):
 
 
 def test_everything_typed_arrives(kiwi, asked):
-    arguments = ["--gpu", "0", "--gpu", "GPU-1", "--tq", "2.5", "--anti-thrash", "always"]
-    arguments += ["--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--host-budget", "8GiB"]
-    arguments += ["--lock-timeout", "60", "--stuck-after", "2.5", "--swap-floor", "1.5"]
-    arguments += ["--idle-after", "0.5"]
-    arguments += ["--policy", "Interactive", "--priority", "ann=high", "--priority", "bob=training"]
-    arguments += ["--training-share", "0.3"]
-    arguments += ["--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g", "--log-json"]
-    assert kiwi("daemon", *arguments).code == 0
-    assert asked == [
-        DaemonOptions(
-            gpus=("0", "GPU-1"),
-            tq_s=2.5,
-            anti_thrash=AntiThrash.ALWAYS,
-            policy="interactive",
-            priorities=(("ann", Priority.HIGH), ("bob", Priority.TRAINING)),
-            training_share=0.3,
-            emulate="2x512MiB",
-            emulate_copy_bytes_per_s=GIB,
-            socket_dir="/s",
-            state_dir="/t",
-            admin_group="g",
-            host_budget_bytes=8 * GIB,
-            lock_timeout_s=60.0,
-            stuck_after_s=2.5,
-            idle_after_s=0.5,
-            swap_floor=1.5,
-            log_json=True,
-        )
-    ]
+    assert kiwi("daemon", *TYPED).code == 0
+    assert asked == [ASKED]
+
+
+def test_everything_there_is_was_typed():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = {name for action in parser._actions for name in action.option_strings}
+    assert options - {"-h", "--help"} == {word for word in TYPED if word.startswith("--")}
+    default = DaemonOptions()
+    own = ASKED.__struct_fields__
+    assert [name for name in own if getattr(ASKED, name) == getattr(default, name)] == []
+
+
+def test_a_daemon_reads_what_was_asked_for():
+    child = ChildOptions(asked=ASKED, gpu_uuid="GPU-1", sockets="/s", state="/t")
+    assert msgspec.json.decode(msgspec.json.encode(child), type=ChildOptions) == child
 
 
 @pytest.mark.parametrize(
     ("option", "text", "words"),
     [
+        ("--fair-share", "user", "is neither owner nor session"),
         ("--policy", "best", "there are: interactive, round-robin"),
         ("--priority", "ann", "USER=CLASS"),
         ("--priority", "=high", "USER=CLASS"),

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = ROOT / "docs/extending.md"
-COPIED = ("docs", "kiwi_core", "kiwi_jupyter", "labextension/src", "packaging", "tests/support",
+COPIED = ("docs", "kiwi_core", "kiwi_jupyter", "labextension/schema",
+          "labextension/src", "packaging", "tests/support",
           "tests/client", "tests/wire", "pyproject.toml")  # fmt: skip
 
 FIELD = "A new field of the status"
 MESSAGE = "A new message of the protocol"
+OPTION = "An option of `kiwi daemon`"
 
 _STEP = re.compile(
     r"^(?:\d\. `(?P<file>[^`]+)`, |   and )before (?P<each>each )?`(?P<anchor>[^`]+)`.*?"
@@ -142,3 +144,24 @@ def test_a_new_message(copy: Path) -> None:
     assert ok == {"type": "ok"}
     (session,) = status["gpu"]["sessions"]  # type: ignore[index]
     assert session["name"] == "other"
+
+
+OPTED = """
+import kiwi_core, os
+from daemon import running_daemon
+
+assert kiwi_core.__file__.startswith(os.getcwd()), kiwi_core.__file__
+with running_daemon("1x64MiB", "--room-patience", "7") as daemon:
+    print(daemon.records()[0].config.room_patience_ns)
+"""
+
+
+@pytest.mark.e2e
+def test_an_option(copy: Path) -> None:
+    assert len(walk(copy, OPTION)) == 1
+    run(copy, "docs/reference.py")
+    rows = (copy / "docs/configuration.md").read_text().splitlines()
+    assert any(row.startswith("| `room_patience_ns` | 10 s | `--room-patience` |") for row in rows)
+    script = copy / "tests/support/opted.py"
+    script.write_text(OPTED)
+    assert run(copy, str(script)).split() == ["7000000000"]
