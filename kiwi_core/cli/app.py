@@ -54,6 +54,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "resume": Command("each_session:RESUME", "let a session that was suspended go on"),
     "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
+    "device-plugin": Command("device_plugin", "offer this node's GPUs to Kubernetes"),
     "stop": Command("stop", "end the daemons, and keep notebooks from starting them again"),
     "logs": Command("logs", "what a daemon says that a notebook has started"),
     "demo": Command("demo", "see two notebooks share one GPU (an emulated one will do)"),

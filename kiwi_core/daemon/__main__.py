@@ -11,7 +11,7 @@ import sys
 import msgspec
 import structlog
 
-from kiwi_core.daemon.base import log as logs
+from kiwi_core import log as logs
 from kiwi_core.daemon.base.machine import this_machine
 from kiwi_core.daemon.gpu_daemon import GpuDaemon
 from kiwi_core.daemon.options import ChildOptions

@@ -11,6 +11,7 @@ from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
 from kiwi_core.emulator import ENV_STATE
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import driver, nvml
+from kiwi_core.gpu import mps as mps_service
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -106,13 +107,8 @@ def one(gpu: GpuInfo) -> Iterator[Finding]:
 
 def mps(root: Path) -> Iterator[Finding]:
     """Look for an MPS control daemon: its clients cannot be checkpointed."""
-    remedy = "Stop it: echo quit | nvidia-cuda-mps-control"
-    if any(_comm(path) == "nvidia-cuda-mps" for path in (root / "proc").glob("[0-9]*")):
-        yield fail(
-            "MPS",
-            "NVIDIA's Multi-Process Service runs: the driver cannot checkpoint its clients.",
-            remedy,
-        )
+    if mps_service.runs(root):
+        yield fail("MPS", mps_service.RUNS, mps_service.REMEDY)
     elif os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
         yield warn(
             "MPS",
@@ -155,10 +151,6 @@ def _is_gpu(device: Path) -> bool:
     return _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(
         DISPLAY_CLASSES
     )
-
-
-def _comm(process: Path) -> str:
-    return _text(process / "comm")
 
 
 def _text(path: Path) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kiwi_core import __version__
-from kiwi_core.daemon.base import log
+from kiwi_core import __version__, log
 from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire.messages import MetricsReport
 from kiwi_core.wire.metrics import GpuMetrics, PeerUse, Refusals

@@ -1,0 +1,177 @@
+"""The socket in the kubelet's directory, and the registration.
+
+The kubelet calls back while it answers a registration, so the socket is served first. A kubelet
+that starts deletes all sockets in its directory and makes its own anew: the plugin then does the
+same and registers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+from grpc import aio
+
+from kiwi_core.errors import CallerError
+from kiwi_core.kubernetes import api
+from kiwi_core.kubernetes.service import OPTIONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S: Final = 0.5
+"""Time between two looks at the sockets: what is asked is the state of two files."""
+
+REGISTER_WITHIN_S: Final = 10.0
+"""The kubelet gives itself so long to call back."""
+
+LEAVE_WITHIN_S: Final = 1.0
+"""Time for calls under way to end; most take milliseconds, and the stream of places never ends."""
+
+PATH_MAX_BYTES: Final = 107
+"""Longest path of a Unix socket (unix(7)): 108 bytes, with a zero at the end."""
+
+# Go's servers refuse other names, and older gRPC takes the path of a Unix socket for the name.
+_CHANNEL: Final = [("grpc.default_authority", "localhost")]
+
+Sign = tuple[int, int, int]
+"""Device, inode and time of a socket. An inode's number may be used again at once."""
+
+
+class Kubelet:
+    """Serves ``handler`` in ``directory`` and keeps ``resource`` registered at its kubelet."""
+
+    def __init__(
+        self, directory: Path, resource: str, handler: grpc.GenericRpcHandler[Any, Any]
+    ) -> None:
+        self._directory = directory
+        self._resource = resource
+        self._handler = handler
+        self._path = directory / f"kiwi-{resource.replace('/', '_')}.sock"
+        self._absent_is_told = False
+        if len(os.fsencode(self._path)) > PATH_MAX_BYTES:
+            raise CallerError(
+                "bad-setting",
+                f"{self._path} is too long for a socket: {PATH_MAX_BYTES} bytes at most.",
+                "Give a shorter --kubelet-dir.",
+            )
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises ``CallerError`` if another process serves the resource, or
+        if the directory cannot be written."""
+        while True:
+            if self._directory.is_dir():
+                await self._serve()
+            else:
+                self._tell_absence()
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _serve(self) -> None:
+        """Serve until the socket is gone."""
+        _clear(self._path, self._resource)
+        server = aio.server(handlers=[self._handler])
+        try:
+            self._bind(server)
+            await server.start()
+            await self._stay_registered(_sign(self._path))
+        finally:
+            await server.stop(LEAVE_WITHIN_S)  # gRPC removes the socket, too
+
+    def _bind(self, server: aio.Server) -> None:
+        try:
+            server.add_insecure_port(f"unix:{self._path}")
+        except RuntimeError as error:
+            raise CallerError(
+                "cannot-serve",
+                f"No socket can be made at {self._path}.",
+                "Let this user write the directory, or mount the kubelet's directory for writing.",
+            ) from error
+
+    async def _stay_registered(self, own: Sign | None) -> None:
+        registered: Sign | None = None
+        while (found := _sign(self._path)) == own:
+            kubelet = _sign(self._directory / api.KUBELET_SOCKET)
+            if kubelet is None:
+                self._tell_absence()
+            elif kubelet != registered and await self._register():
+                registered = kubelet
+            await asyncio.sleep(LOOK_EVERY_S)
+        if found is not None:
+            raise _runs_already(self._path, self._resource)
+        log.info("the kubelet has cleared its directory", directory=str(self._directory))
+
+    async def _register(self) -> bool:
+        request = api.RegisterRequest(
+            version=api.VERSION,
+            endpoint=self._path.name,
+            resource_name=self._resource,
+            options=OPTIONS,
+        )
+        address = f"unix:{self._directory / api.KUBELET_SOCKET}"
+        async with aio.insecure_channel(address, options=_CHANNEL) as channel:
+            register = channel.unary_unary(
+                f"/{api.REGISTRATION}/Register", api.encode, api.decoder(api.Empty)
+            )
+            try:
+                await register(request, timeout=REGISTER_WITHIN_S)
+            except aio.AioRpcError as error:
+                self._tell_refusal(error)
+                return False
+        self._absent_is_told = False
+        log.info("registered at the kubelet", resource=self._resource, socket=str(self._path))
+        return True
+
+    def _tell_absence(self) -> None:
+        if not self._absent_is_told:
+            self._absent_is_told = True
+            log.info("waiting for the kubelet", directory=str(self._directory))
+
+    def _tell_refusal(self, error: aio.AioRpcError) -> None:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            self._tell_absence()
+        else:
+            log.error(
+                "the kubelet refuses the registration", resource=self._resource, why=error.details()
+            )
+
+
+def _sign(path: Path) -> Sign | None:
+    """Return what tells this socket from another at the same path; ``None`` if there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _clear(path: Path, resource: str) -> None:
+    """Remove a socket that nobody serves. Raises ``CallerError`` if somebody does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        code = probe.connect_ex(str(path))
+    if code in (0, errno.EAGAIN):
+        raise _runs_already(path, resource)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CallerError(
+            "cannot-serve",
+            f"{path} is in the way, and cannot be removed: {error.strerror}.",
+            "Remove it.",
+        ) from error
+
+
+def _runs_already(path: Path, resource: str) -> CallerError:
+    return CallerError(
+        "already-running",
+        f"Another device plugin offers {resource} on this node: it serves {path}.",
+        "One is enough. End the other one, or give this one another --resource.",
+    )
