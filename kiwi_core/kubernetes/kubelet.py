@@ -56,7 +56,8 @@ class Kubelet:
         self._resource = resource
         self._handler = handler
         self._path = directory / f"kiwi-{resource.replace('/', '_')}.sock"
-        self._absent_is_told = False
+        self._told = ""
+        """What was logged last about a registration that does not succeed."""
         if len(os.fsencode(self._path)) > PATH_MAX_BYTES:
             raise CallerError(
                 "bad-setting",
@@ -125,22 +126,24 @@ class Kubelet:
             except aio.AioRpcError as error:
                 self._tell_refusal(error)
                 return False
-        self._absent_is_told = False
+        self._told = ""
         log.info("registered at the kubelet", resource=self._resource, socket=str(self._path))
         return True
 
     def _tell_absence(self) -> None:
-        if not self._absent_is_told:
-            self._absent_is_told = True
+        if self._is_news("waiting for the kubelet"):
             log.info("waiting for the kubelet", directory=str(self._directory))
 
     def _tell_refusal(self, error: aio.AioRpcError) -> None:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             self._tell_absence()
-        else:
-            log.error(
-                "the kubelet refuses the registration", resource=self._resource, why=error.details()
-            )
+        elif self._is_news(why := error.details() or str(error.code())):
+            log.error("the kubelet refuses the registration", resource=self._resource, why=why)
+
+    def _is_news(self, text: str) -> bool:
+        """Return whether ``text`` differs from the last one: the same is tried twice a second."""
+        before, self._told = self._told, text
+        return text != before
 
 
 def _sign(path: Path) -> Sign | None:

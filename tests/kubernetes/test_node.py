@@ -159,6 +159,7 @@ def test_a_kubelet_that_refuses_is_quoted(node: Node) -> None:
     kubelet = node.start_kubelet(refuse="not wanted here")
     plugin = node.start_plugin()
     assert plugin.wait_event("the kubelet refuses the registration")["why"] == "not wanted here"
+    wait_until(lambda: kubelet.refused > 2, "some more tries")
     kubelet.refuse = ""
     kubelet.wait_healthy(2 * REPLICAS)
     assert len(plugin.events("the kubelet refuses the registration")) == 1

@@ -53,6 +53,7 @@ class FakeKubelet:
         self.directory = directory
         self.refuse = refuse
         """Why no plugin may register; empty: it may."""
+        self.refused = 0
         self.resource = ""
         self.registrations = 0
         self.health: dict[str, str] = {}
@@ -72,6 +73,7 @@ class FakeKubelet:
 
     def Register(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         if self.refuse:
+            self.refused += 1
             context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
         assert request.version == "v1beta1"
         assert _EXTENDED.fullmatch(request.resource_name)
