@@ -7,10 +7,10 @@ Five mixes (docs/simulate.md), both policies, 5, 25 and 50 GB/s, pooled over hel
 these seeds was used to choose a constant (those are 6 to 9). The figure that a notebook is first
 shown, at its request, is compared with its wait. It is right within max(2 s, 25 %) of the figure
 or, if a range was shown, of the range, which is at most 2.5 × its low end + 5 s. Waits of a second
-or less do not count. The results also have the figure alone ("expected"), and the rough sum that
-was shown before. Cells that were stopped in the middle and wait to go on are counted apart: under
-the interactive policy later requests overtake them, which cannot be foreseen. They are shown an
-upper bound, which holds if the wait was no longer.
+or less do not count. The results also have the figure alone ("expected"). Cells that were stopped
+in the middle and wait to go on are counted apart: under the interactive policy later requests
+overtake them, which cannot be foreseen. They are shown an upper bound, which holds if the wait was
+no longer.
 
 ``--cost``: one look with all but one of 10, 50 and 200 sessions in the queue, in ms of processor
 time; and how often a figure rose along a wait, if it is read each second.
@@ -60,7 +60,6 @@ class Told:
     low_ns: int
     expected_ns: int
     high_ns: int
-    roughly_ns: int | None
     goes_on: bool
     took_ns: int = -1
 
@@ -71,8 +70,8 @@ class Told:
         slack_ns = tolerance_ns(self.took_ns)
         return self.low_ns - slack_ns <= self.took_ns <= self.high_ns + slack_ns
 
-    def figure_is_right(self, figure_ns: int | None) -> bool:
-        return figure_ns is not None and abs(figure_ns - self.took_ns) <= tolerance_ns(self.took_ns)
+    def figure_is_right(self) -> bool:
+        return abs(self.expected_ns - self.took_ns) <= tolerance_ns(self.took_ns)
 
 
 class Watched(Simulation):
@@ -104,16 +103,14 @@ class Watched(Simulation):
             self._note()
 
     def _note(self) -> None:
-        ahead = self.scheduler.view(self.now_ns, ahead=True).queue
-        roughly = {e.session: e.expected_wait_ns for e in self.scheduler.view(self.now_ns).queue}
-        for entry in ahead:
+        for entry in self.scheduler.view(self.now_ns, ahead=True).queue:
             if entry.session in self._told or entry.expected_wait_ns is None:
                 continue
             assert entry.expected_low_ns is not None
             assert entry.expected_high_ns is not None
             self._told[entry.session] = Told(
                 self.now_ns, since_ns(entry, self.now_ns), entry.expected_low_ns,
-                entry.expected_wait_ns, entry.expected_high_ns, roughly[entry.session],
+                entry.expected_wait_ns, entry.expected_high_ns,
                 self.scheduler._st.queue[entry.session].mid_burst,
             )  # fmt: skip
 
@@ -178,8 +175,7 @@ def summary(key: Key, kind: str, waits: list[Told]) -> dict[str, Any]:
         "right": _share(told.is_right() for told in waits),
         "holds": _share(told.holds() for told in waits),
         "bound_by_wait_p50": round(loose[len(loose) // 2], 2),
-        "figure_right": _share(told.figure_is_right(told.expected_ns) for told in waits),
-        "before_right": _share(told.figure_is_right(told.roughly_ns) for told in waits),
+        "figure_right": _share(told.figure_is_right() for told in waits),
         "told_as_range": len(ranges) / max(1, len(waits)),
         "range_width_p50_s": widths_s[len(widths_s) // 2] if widths_s else 0.0,
         "too_short": _share(told.took_ns > told.high_ns and not told.is_right() for told in waits),
@@ -259,7 +255,7 @@ def cost(looks: int) -> list[dict[str, Any]]:
             for number in range(looks + 5):
                 at_ns = now_ns + number * NS_PER_S // 3
                 began_ns = time.thread_time_ns()
-                scheduler._outlook.look(scheduler._st, at_ns)
+                scheduler._forecast.look(scheduler._st, at_ns)
                 if number >= 5:
                     samples.add(time.thread_time_ns() - began_ns)
             found = samples.summary()
@@ -298,10 +294,10 @@ def report_accuracy(args: Any, seeds: int, hours: float) -> None:
     rows = accuracy(seeds, hours, args.jobs)
     print(f"share of waits over 1 s that were foretold right, {seeds} seeds of {hours:g} h")
     table(
-        ["", "n", "right", "holds", "bound/wait p50", "figure alone", "before", "told as range",
+        ["", "n", "right", "holds", "bound/wait p50", "figure alone", "told as range",
          "width p50", "too short", "too long"],
         [[f"{r['mix']}, {r['policy']}, {r['gbps']:g} GB/s, {r['waits']}", r["n"], r["right"],
-          r["holds"], r["bound_by_wait_p50"], r["figure_right"], r["before_right"],
+          r["holds"], r["bound_by_wait_p50"], r["figure_right"],
           r["told_as_range"], r["range_width_p50_s"], r["too_short"], r["too_long"]] for r in rows],
     )  # fmt: skip
     targets = [

@@ -5,6 +5,7 @@ It knows connections and members; the scheduler makes every decision about the G
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +74,7 @@ class Router:
         if isinstance(message, m.GetStatus):
             if message.watch:
                 self.connections.watch(connection)
-            connection.send_line(self.reporter.status_line(connection.peer))
+            connection.send_line(self.reporter.status_line(connection.peer, time.monotonic_ns()))
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
         elif isinstance(message, m.GetHistory):

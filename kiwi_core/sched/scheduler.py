@@ -124,8 +124,8 @@ class Scheduler:
 
     def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
         """Return the view. ``ahead`` adds the forecast, which costs up to a millisecond a few times
-        a second: set it where users read the view. Otherwise expected waits are a rough sum."""
-        told = self._forecast.look(self._st, now_ns) if ahead else None
+        a second: set it where users read the view. Without it no wait has a figure."""
+        told = self._forecast.look(self._st, now_ns) if ahead else {}
         return snapshot(self._st, now_ns, self._forecast, told)
 
     def newcomer_wait_ns(self, now_ns: int, before: int = 0) -> int | None:

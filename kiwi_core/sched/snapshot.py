@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.forecast.waits import expected_waits_ns
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.session import Doing, Home, Session, Want
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
@@ -12,7 +11,7 @@ from kiwi_core.states import AntiThrash, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
     from kiwi_core.sched.forecast.forecast import Forecast, ShownForecast
     from kiwi_core.sched.model.state import State
@@ -28,9 +27,9 @@ _ACTIVITY = {
 
 
 def snapshot(
-    st: State, now_ns: int, forecast: Forecast, told: dict[SessionId, ShownForecast] | None
+    st: State, now_ns: int, forecast: Forecast, told: Mapping[SessionId, ShownForecast]
 ) -> GpuView:
-    """Return the view. ``told`` has the forecasts of the waiters; ``None``: use a rough sum."""
+    """Return the view. ``told`` has the forecasts of the waiters."""
     present = [session for session in st.sessions.values() if not session.gone]
     free_bytes = st.total_bytes - st.outside_bytes
     free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
@@ -50,7 +49,7 @@ def snapshot(
         swap_round_trip_ns=round_trip_ns,
         floor_ns=max(floor_ns, min(st.turn_settings.tq_ns, st.turn_settings.min_run_ns)),
         holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
-        queue=_queue_told(st, told, now_ns) if told is not None else _queue(st, now_ns),
+        queue=_queue(st, told, now_ns),
         foretold=len(forecast.kept),
         foretold_well=forecast.right,
         sessions=tuple(_session(st, session, now_ns) for session in present),
@@ -91,51 +90,31 @@ def _round_trip_ns(st: State, present: list[Session]) -> int | None:
     return st.speed.round_trip_ns(max((s.footprint_bytes for s in present), default=0))
 
 
-def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
-    waits_ns = expected_waits_ns(st, now_ns)
-    return tuple(
-        _waiter(waiter, position, (None, waits_ns.get(waiter.id), None), "", now_ns)
-        for position, waiter in enumerate(
-            _waiters(st, map(st.queue.__getitem__, waits_ns)), start=1
-        )
-    )
-
-
-def _waiters(st: State, queued: Iterable[Session]) -> Iterator[Session]:
+def _waiters(st: State) -> Iterator[Session]:
     """Yield the waiters that no longer hold the GPU, then the sessions kept out of it. A session
     that is being stopped is in the queue already, but is shown as a holder until it is stopped."""
-    yield from (session for session in queued if not session.stopping)
+    yield from (session for session in st.policy.order(st) if not session.stopping)
     yield from (session for session in st.kept_out.values() if session.aside)
 
 
-def _queue_told(
-    st: State, told: dict[SessionId, ShownForecast], now_ns: int
+def _queue(
+    st: State, told: Mapping[SessionId, ShownForecast], now_ns: int
 ) -> tuple[QueueView, ...]:
-    entries = []
-    for position, waiter in enumerate(_waiters(st, st.policy.order(st)), start=1):
-        one = told.get(waiter.id)
-        wait = one.likely if one is not None else None
-        waits_ns = (wait.low_ns, wait.expected_ns, wait.high_ns) if wait else (None, None, None)
-        why = one.why if one is not None else ""
-        entries.append(_waiter(waiter, position, waits_ns, why, now_ns))
-    return tuple(entries)
+    return tuple(
+        _waiter(waiter, position, told.get(waiter.id), now_ns)
+        for position, waiter in enumerate(_waiters(st), start=1)
+    )
 
 
-def _waiter(
-    waiter: Session,
-    position: int,
-    waits_ns: tuple[int | None, int | None, int | None],
-    why: str,
-    now_ns: int,
-) -> QueueView:
-    low_ns, expected_ns, high_ns = waits_ns
+def _waiter(waiter: Session, position: int, told: ShownForecast | None, now_ns: int) -> QueueView:
+    wait = told.likely if told is not None else None
     return QueueView(
         session=waiter.id,
         position=position,
-        expected_wait_ns=expected_ns,
-        expected_low_ns=low_ns,
-        expected_high_ns=high_ns,
-        expected_why=why,
+        expected_wait_ns=wait.expected_ns if wait is not None else None,
+        expected_low_ns=wait.low_ns if wait is not None else None,
+        expected_high_ns=wait.high_ns if wait is not None else None,
+        expected_why=told.why if told is not None else "",
         waited_ns=max(0, now_ns - waiter.queued_ns),
         activity=_activity(waiter),
         blocked=waiter.blocked,

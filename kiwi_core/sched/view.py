@@ -56,10 +56,11 @@ class QueueView:
     position: int
     """Place in the queue; 1 is next."""
     expected_wait_ns: int | None
-    """``None`` where the wait cannot be estimated (blocked, or a driver call hangs)."""
+    """``None`` where the wait cannot be estimated (blocked, or a driver call hangs), and in a view
+    made without a forecast."""
     expected_low_ns: int | None
     """The wait is likely between this and ``expected_high_ns``. All three are equal where one
-    figure is exact enough; ``None`` in a view made without a forecast."""
+    figure is exact enough; ``None`` where ``expected_wait_ns`` is."""
     expected_high_ns: int | None
     expected_why: str
     """Why the forecast is longer than the one shown before; mostly ""."""

@@ -93,13 +93,13 @@ def _read(line: bytes) -> StatusReport:
 
 def test_only_ones_own_names_are_shown() -> None:
     world = Sessions(2, "secret.ipynb")
-    report = _read(world.reporter.status_line(BOB))
+    report = _read(world.reporter.status_line(BOB, NS_PER_S))
     hidden, mine = report.gpu.sessions[0], report.gpu.sessions[2]
     assert (hidden.name, hidden.owner, hidden.pid, hidden.kernel_id) == (
         ANOTHER_USER, ANOTHER_USER, 0, "",
     )  # fmt: skip
     assert (mine.name, mine.pid, mine.mine) == ("secret.ipynb", 1002, True)
-    everything = _read(world.reporter.status_line(ROOT))
+    everything = _read(world.reporter.status_line(ROOT, NS_PER_S))
     assert {session.name for session in everything.gpu.sessions} == {"secret.ipynb"}
 
 
@@ -115,9 +115,9 @@ def test_a_story_is_ones_own_only() -> None:
 def test_a_status_fits_one_line_however_long_the_names_are() -> None:
     """It says how many it leaves out, and that are not the reader's."""
     world = Sessions(2047, "\N{SNOWMAN}" * 200)
-    all_ = _read(world.reporter.status_line(BOB)).gpu
+    all_ = _read(world.reporter.status_line(BOB, NS_PER_S)).gpu
     assert any(session.mine for session in all_.sessions)
-    shown = _read(world.reporter.status_line(ROOT)).gpu
+    shown = _read(world.reporter.status_line(ROOT, NS_PER_S)).gpu
     hidden = 2048 - len(shown.sessions)
     assert hidden > 0
     assert shown.errors == [f"{hidden} sessions are not shown: there are too many."]
@@ -148,10 +148,10 @@ class Slow:
         self.made = 0
         self._block_s = block_s
 
-    def waiting(self) -> list[Any]:
+    def waiting(self, _now_ns: int) -> list[Any]:
         return []
 
-    def status_line(self, peer: Peer) -> bytes:
+    def status_line(self, peer: Peer, _now_ns: int) -> bytes:
         self.made += 1
         time.sleep(self._block_s)
         return json.dumps([peer.uid, self.made]).encode()

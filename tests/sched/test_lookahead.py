@@ -9,6 +9,7 @@ from simulation import Simulation
 from world import World
 
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.forecast import lookahead
 from kiwi_core.sched.forecast.futures import CROWD, GRANTS, futures, tail_ns
 from kiwi_core.sched.forecast.lookahead import NEVER_NS, Run, burst_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
@@ -117,7 +118,7 @@ def test_a_long_queue_is_run_to_its_head_and_summed_to_its_tail() -> None:
     found = futures(state(world), 63 * S)
     assert len(found.waits_ns) == GRANTS
     assert found.has_tail
-    further = tail_ns(state(world), 63 * S, found.waits_ns)
+    further = tail_ns(state(world), found.waits_ns)
     assert len(further) == 13 - GRANTS
     tail = [further[SessionId(f"w{n}")] for n in range(12) if f"w{n}" in further]
     assert tail == sorted(tail)
@@ -131,7 +132,29 @@ def test_a_crowd_is_run_less_far() -> None:
     found = futures(state(world), 63 * S)
     assert {len(every) for every in found.waits_ns.values()} == {1}
     assert len(found.waits_ns) == GRANTS // 2
-    assert len(tail_ns(state(world), 63 * S, found.waits_ns)) == CROWD + 5 - GRANTS // 2
+    assert len(tail_ns(state(world), found.waits_ns)) == CROWD + 5 - GRANTS // 2
+
+
+def test_a_turn_in_the_tail_takes_the_usual_burst_and_the_swap() -> None:
+    world = World("gpu 10 tq=30 ram=640 policy=round-robin")
+    world.do(0, "memory; a joins; a asks 1; memory a=8")
+    for number in range(8):
+        world.do(1, f"w{number} joins paged-out 8; w{number} asks 1")
+    state(world).sessions[SessionId("w5")].durations_ns.append(5 * S)
+    further = tail_ns(state(world), {SessionId("w4")})
+    first_s, second_s, third_s = (further[SessionId(f"w{n}")] / S for n in (5, 6, 7))
+    assert second_s - first_s == pytest.approx(5 + swap_s(world)), "the usual burst"
+    assert third_s - second_s == pytest.approx(30 + swap_s(world)), "the quantum"
+
+
+def test_where_nobody_takes_turns_the_tail_waits_for_the_moves_only() -> None:
+    world = World("gpu 10 mode=off ram=640 policy=round-robin")
+    world.do(0, "memory; a joins; a asks 1; memory a=8")
+    for number in range(8):
+        world.do(1, f"w{number} joins paged-out 8; w{number} asks 1")
+    further = tail_ns(state(world), {SessionId("w4")})
+    moves_s = [further[SessionId(f"w{n}")] / S for n in (5, 6, 7)]
+    assert moves_s == pytest.approx([n * state(world).speed.in_ns(8 << 30) / S for n in (1, 2, 3)])
 
 
 def test_who_is_blocked_in_the_tail_is_told_nothing() -> None:
@@ -141,7 +164,7 @@ def test_who_is_blocked_in_the_tail_is_told_nothing() -> None:
     stuck = state(world).queue[SessionId("w7")]
     stuck.blocked = Notice.BLOCKED_REFUSED
     found = futures(state(world), 63 * S)
-    assert stuck.id not in tail_ns(state(world), 63 * S, found.waits_ns)
+    assert stuck.id not in tail_ns(state(world), found.waits_ns)
 
 
 # --- the copy -------------------------------------------------------------------------------------
@@ -239,15 +262,22 @@ def test_the_question_changes_nothing() -> None:
     world.scheduler.check()
 
 
-def test_behind_more_waiters_than_a_run_can_see_the_newcomers_wait_is_a_rough_sum() -> None:
+def test_behind_more_waiters_than_a_run_can_see_the_turns_that_are_left_are_added_up() -> None:
     world = World("gpu 10 tq=30 ram=2000 policy=round-robin")
     names_ = [f"s{n}" for n in range(60)]
     world.do(0, "; ".join(f"{name} joins paged-out 8" for name in names_) + "; memory")
     for name in names_:
         world.do(1, f"{name} asks 1")
-    wait_s = newcomer_s(world)
-    assert wait_s is not None
-    assert wait_s > 59 * 30
+    assert newcomer_s(world) == pytest.approx(60 * (30 + swap_s(world)), rel=0.02)
+
+
+def test_nobody_knows_a_newcomers_wait_if_it_is_held_up_at_the_end_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookahead, "STEPS_MAX", 1)
+    world = World("gpu 10 tq=10 ram=1")
+    world.do(0, "a joins; memory; a asks 1; memory a=6")
+    assert newcomer_s(world) is None
 
 
 def test_nobody_knows_a_newcomers_wait_behind_a_call_that_hangs() -> None:

@@ -142,7 +142,7 @@ def test_a_residue_that_the_driver_refuses_is_left_alone_for_a_while() -> None:
     world = out_but_for_its_context("gpu 16 tq=30 ram=80")
     world.do(4, "memory a=0.5 owned=a; b joins paged-out 15.8; b asks 1")
     world.do(5, "#2 refuses driver")
-    assert world.look("queue") == "queue b:blocked-refused"
+    assert world.look("queue") == "queue b blocked-refused"
     world.do(7, "time")
     assert page_outs(world)[-1] == "a"
 

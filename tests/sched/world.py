@@ -1,8 +1,9 @@
 """A small language for scenarios: events second by second, and the scheduler's actions.
 
 A scenario is a text file. A line that begins with a time (seconds) has the events; the indented
-lines with an arrow below it are all actions of the scheduler, in order; ``?`` lines read the view.
-``#`` begins a comment. Sizes are GiB. See ``tests/sched/scenarios/``.
+lines with an arrow below it are all actions of the scheduler, in order; ``?`` lines read the view
+as users do: a wait in the queue is the forecast, in words. ``#`` begins a comment. Sizes are GiB.
+See ``tests/sched/scenarios/``.
 
     gpu 10 tq=30 mode=on ram=64 policy=round-robin      the machine; must be the first line
     1  a asks 1
@@ -26,10 +27,12 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.replay import describe_action
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, Priority, Reason, Residency
-from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId, format_duration_s
+from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId, format_wait_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from kiwi_core.sched.view import QueueView
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
@@ -67,6 +70,14 @@ class World:
             self.orders.update({a.op: a for a in actions if isinstance(a, act.Operation)})
             answers += map(describe_action, actions)
         return answers
+
+    def announce_until(self, at_s: float) -> None:
+        """Forecast as often as the daemon does while somebody waits: after each event, then every
+        second. Each forecast depends on those that users have read before."""
+        for at_ns in range(self.now_ns, round(at_s * NS_PER_S), NS_PER_S):
+            if not self.scheduler.waiting:
+                return
+            self.scheduler.view(at_ns, ahead=True)
 
     def event(self, words: list[str]) -> ev.Event:
         subject, *rest = words
@@ -148,11 +159,9 @@ def _session(view: object, name: str) -> str:
 
 
 def _queue(world: World) -> str:
-    entries = world.scheduler.view(world.now_ns).queue
-    return " ".join(
-        f"{e.session}:{e.blocked.value if e.blocked else _wait(e.expected_wait_ns)}"
-        for e in entries
-    ) or "-"  # fmt: skip
+    """Return each waiter and its wait as users read it; ``?``: they read no figure."""
+    entries = world.scheduler.view(world.now_ns, ahead=True).queue
+    return "; ".join(f"{entry.session} {_wait(entry)}" for entry in entries) or "-"
 
 
 def _history(world: World) -> str:
@@ -165,8 +174,14 @@ def _history(world: World) -> str:
     return " ".join(told) or "-"
 
 
-def _wait(wait_ns: int | None) -> str:
-    return "?" if wait_ns is None else format_duration_s(wait_ns / NS_PER_S).replace(" ", "")
+def _wait(entry: QueueView) -> str:
+    if entry.blocked is not None:
+        return entry.blocked.value
+    waits_ns = entry.expected_wait_ns, entry.expected_low_ns, entry.expected_high_ns
+    expected_s, low_s, high_s = (None if ns is None else ns / NS_PER_S for ns in waits_ns)
+    return (
+        "?" if expected_s is None else format_wait_s(expected_s, low_s, high_s, entry.expected_why)
+    )
 
 
 def _wake(world: World) -> str:
@@ -263,6 +278,7 @@ def play(lines: Iterable[str]) -> list[str]:
             at, _, what = words.partition(" ")
             played.append(line)
             try:
+                world.announce_until(float(at))
                 played += [f"        → {answer}" for answer in world.do(float(at), what)]
             except LookupError as error:
                 shown = "\n".join(played)

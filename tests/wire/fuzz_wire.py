@@ -170,7 +170,7 @@ class Recorder:
 class Answers:
     """Reporters: each look is answered by something short."""
 
-    def status_line(self, _peer: object) -> bytes:
+    def status_line(self, _peer: object, _now_ns: int) -> bytes:
         return encode(m.Pong())
 
     def history_line(self, _peer: object, _since: int) -> bytes:

@@ -10,6 +10,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from kiwi_core.units import ns_to_seconds
+
 if TYPE_CHECKING:
     from kiwi_core.daemon.base.connections import Connections
     from kiwi_core.daemon.base.peers import Owner
@@ -47,21 +49,21 @@ class Announcer:
 
     def _round(self) -> None:
         self._due = None
-        began_s = time.monotonic()
-        waiters = self._tell_waiters()
-        watchers = self._tell_watchers()
-        self._pause_s = max(COLLECT_S, SHARE * (time.monotonic() - began_s))
+        began_ns = time.monotonic_ns()
+        waiters = self._tell_waiters(began_ns)
+        watchers = self._tell_watchers(began_ns)
+        self._pause_s = max(COLLECT_S, SHARE * ns_to_seconds(time.monotonic_ns() - began_ns))
         if waiters or watchers:
             self._due = self._loop.call_later(max(REPEAT_S, self._pause_s), self._round)
 
-    def _tell_waiters(self) -> bool:
-        words = list(self._reporter.waiting())
+    def _tell_waiters(self, now_ns: int) -> bool:
+        words = list(self._reporter.waiting(now_ns))
         for member, message in words:
             if member.connection is not None:
                 member.connection.send(message)
         return bool(words)
 
-    def _tell_watchers(self) -> bool:
+    def _tell_watchers(self, now_ns: int) -> bool:
         watchers = self._connections.watchers
         lines: dict[tuple[Owner, int], bytes] = {}  # the reader's rights make the only difference
         for connection in watchers:
@@ -69,6 +71,6 @@ class Announcer:
                 continue  # the status would be old by the time the client reads it
             reader = connection.peer.identity, connection.peer.gid
             if reader not in lines:
-                lines[reader] = self._reporter.status_line(connection.peer)
+                lines[reader] = self._reporter.status_line(connection.peer, now_ns)
             connection.send_line(lines[reader])
         return bool(watchers)

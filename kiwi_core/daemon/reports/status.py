@@ -66,8 +66,7 @@ class Reporter:
 
     # --- status ---------------------------------------------------------------------------------
 
-    def status(self, reader: Peer) -> m.StatusReport:
-        now_ns = time.monotonic_ns()
+    def status(self, reader: Peer, now_ns: int) -> m.StatusReport:
         view = self._scheduler.view(now_ns, ahead=True)
         gpu = self._gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
@@ -111,10 +110,10 @@ class Reporter:
             )
         )
 
-    def status_line(self, reader: Peer) -> bytes:
+    def status_line(self, reader: Peer, now_ns: int) -> bytes:
         """Return the encoded status. If it is too long for one line (very many sessions, very long
         names), leave out sessions, the reader's own last, and add an error that says so."""
-        report = self.status(reader)
+        report = self.status(reader, now_ns)
         hidden = 0
         while True:
             try:
@@ -182,9 +181,10 @@ class Reporter:
 
     # --- waiting --------------------------------------------------------------------------------
 
-    def waiting(self) -> Iterator[tuple[Member, m.Waiting]]:
-        """Yield a message for every waiter: its position, the holders, and the expected wait."""
-        view = self._scheduler.view(time.monotonic_ns(), ahead=True)
+    def waiting(self, now_ns: int) -> Iterator[tuple[Member, m.Waiting]]:
+        """Yield a message for every waiter: its position, the holders, and the expected wait. A
+        status of the same ``now_ns`` has the same figures."""
+        view = self._scheduler.view(now_ns, ahead=True)
         for entry in view.queue:
             member = self._registry.get(entry.session)
             if member is not None and member.connection is not None:

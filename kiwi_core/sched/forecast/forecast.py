@@ -296,7 +296,7 @@ class Forecast:
             if id_ not in ahead.waits_ns and (
                 promise is None or now_ns - promise.looked_ns >= TAIL_KEPT_NS
             ):
-                return tail_ns(st, now_ns, ahead.waits_ns)
+                return tail_ns(st, ahead.waits_ns)
         return {}
 
     def _tell(

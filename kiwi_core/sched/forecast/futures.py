@@ -1,8 +1,8 @@
 """Simulate each waiter's wait in several futures, as many as one forecast may cost.
 
 A copy of the scheduler runs until the first few waiters are granted. The additional wait of each
-one further down is estimated by a sum over the sessions ahead (``waits``): there the errors of many
-turns even out, and users need no exact seconds.
+one further down is estimated by a sum over the turns between (``further``): there the errors of
+many turns even out, and users need no exact seconds.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.sched.forecast.further import begins_ns
 from kiwi_core.sched.forecast.lookahead import Run
-from kiwi_core.sched.forecast.waits import expected_waits_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
@@ -63,12 +65,8 @@ def futures(st: State, now_ns: int) -> Futures:
     return Futures(found, unlucky, head == grants)
 
 
-def tail_ns(st: State, now_ns: int, found: dict[SessionId, list[int]]) -> dict[SessionId, int]:
+def tail_ns(st: State, found: Container[SessionId]) -> dict[SessionId, int]:
     """Return how much longer each waiter further down waits than the last one in ``found``."""
-    roughly = expected_waits_ns(st, now_ns)
-    last_ns = max((roughly.get(id_) or 0 for id_ in found), default=0)
-    return {
-        id_: max(0, wait_ns - last_ns)
-        for id_, wait_ns in roughly.items()
-        if wait_ns is not None and id_ not in found
-    }
+    begins = begins_ns(st)
+    last_ns = max((at_ns for id_, at_ns in begins.items() if id_ in found), default=0)
+    return {id_: max(0, at_ns - last_ns) for id_, at_ns in begins.items() if id_ not in found}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation
+from kiwi_core.sched.forecast.further import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
-from kiwi_core.sched.forecast.waits import expected_waits_ns
 from kiwi_core.sched.model.session import Doing
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
@@ -88,8 +88,8 @@ class Run:
 
     def newcomer_wait_ns(self, before: int) -> int | None:
         """Return the wait of a session of which nothing is known, if it asked now, after ``before``
-        others like it. Where that takes more than ``STEPS_MAX`` events, return a rough sum over
-        those ahead of it; ``None`` if nobody can tell."""
+        others like it. Where that takes more than ``STEPS_MAX`` events, the turns that are left
+        are added up. ``None``: nobody can tell."""
         newcomer, granted = _NEWCOMERS[before], False
         for one in _NEWCOMERS[: before + 1]:
             self._lengths_ns[one] = NEVER_NS
@@ -97,9 +97,11 @@ class Run:
             granted = one in self._feed(ev.LeaseRequested(session=one, burst=1))
         if granted:
             return 0
-        roughly_ns = expected_waits_ns(self._st, self._now_ns)[newcomer]
         found = self._play({newcomer}, 1, STEPS_MAX)
-        return found.get(newcomer, roughly_ns if self.steps == STEPS_MAX else None)
+        if found or self.steps < STEPS_MAX:
+            return found.get(newcomer)
+        further_ns = begins_ns(self._st).get(newcomer)
+        return None if further_ns is None else self._now_ns - self._began_ns + further_ns
 
     def _play(
         self, pending: set[SessionId], grants_max: int, steps_max: int
