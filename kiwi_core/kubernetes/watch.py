@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from kiwi_core.client import discover, placing
+from kiwi_core.client.directory import why_no_sockets
 from kiwi_core.gpu import mps
 from kiwi_core.pager.checkpoint import fitness
 
@@ -55,6 +56,7 @@ class Watch:
         self._mps = False
         self.why_not: dict[str, str] = {}
         """Why each GPU cannot be had now; empty: it can."""
+        self._looked = False
         self._changed = asyncio.Event()
 
     async def look(self) -> list[GpuStatus]:
@@ -77,14 +79,17 @@ class Watch:
         self.why_not = {
             uuid: self._why_not(uuid, told.get(uuid), now_s) for uuid in {**before, **told}
         }
-        if self.why_not != before:
+        if self.why_not != before or not self._looked:
+            self._looked = True
             self._tell(before)
 
     async def changes(self) -> AsyncIterator[dict[str, str]]:
-        """Yield ``why_not`` now, and after each change."""
+        """Yield ``why_not`` once the daemons were asked, and after each change. (A kubelet that
+        gets an empty list from a plugin that was restarted admits no pod until the next one.)"""
         while True:
             changed = self._changed
-            yield self.why_not
+            if self._looked:
+                yield self.why_not
             await changed.wait()
 
     def _ask(self) -> list[GpuStatus]:
@@ -104,6 +109,9 @@ class Watch:
             self._mps_looked_s, self._mps = now_s, mps.runs(self._root)
 
     def _tell(self, before: dict[str, str]) -> None:
+        if not self.why_not:
+            why = why_no_sockets(self._directory).strip()
+            log.warning("no Kiwi daemon answers yet", directory=str(self._directory), why=why)
         for uuid, why in self.why_not.items():
             if before.get(uuid) != why:
                 if why:

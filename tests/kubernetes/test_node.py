@@ -184,6 +184,21 @@ def test_a_plugin_after_one_that_was_killed(node: Node, ready: Ready) -> None:
     kubelet.wait_healthy(0)
     node.start_plugin()
     kubelet.wait_healthy(2 * REPLICAS)
+    assert set(kubelet.lists) == {2 * REPLICAS}  # none in which the places are gone
+
+
+def test_a_directory_that_cannot_be_trusted_is_named(node: Node) -> None:
+    node.sockets = node.root / "open-to-all"
+    node.sockets.mkdir()
+    node.sockets.chmod(0o777)
+    kubelet, plugin = node.start_kubelet(), node.start_plugin()
+    told = plugin.wait_event("no Kiwi daemon answers yet")
+    assert (told["directory"], "can be written by others" in told["why"]) == (
+        str(node.sockets),
+        True,
+    )
+    wait_until(lambda: kubelet.lists, "a list")
+    assert kubelet.lists == [0]
 
 
 def test_other_files_in_the_directories_are_left_alone(node: Node) -> None:
@@ -210,6 +225,15 @@ def test_what_cannot_be_written_is_named(node: Node) -> None:
     plugin = node.start_plugin()
     assert plugin.ended() == 1
     assert f"{node.cdi_dir}/kiwi.json cannot be written" in plugin.log()
+
+
+def test_what_is_in_the_way_is_named(node: Node) -> None:
+    node.start_kubelet()
+    node.socket().mkdir()
+    plugin = node.start_plugin()
+    assert plugin.ended() == 1
+    assert f"{node.socket()} is in the way, and cannot be removed" in plugin.log()
+    assert "Traceback" not in plugin.log()
 
 
 # --- the label -----------------------------------------------------------------------------------

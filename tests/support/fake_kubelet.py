@@ -58,7 +58,8 @@ class FakeKubelet:
         self.registrations = 0
         self.health: dict[str, str] = {}
         self.used: set[str] = set()
-        self.lists = 0
+        self.lists: list[int] = []
+        """How many places each list had that the plugin has sent."""
         self._calls: Any = None
         self._channels: list[grpc.Channel] = []
         self._watchers: list[threading.Thread] = []
@@ -95,7 +96,7 @@ class FakeKubelet:
         try:
             for answer in calls.ListAndWatch(API.Empty()):
                 self.health = {device.ID: device.health for device in answer.devices}
-                self.lists += 1
+                self.lists.append(len(answer.devices))
         except grpc.RpcError:
             if calls is self._calls:
                 self.health = dict.fromkeys(self.health, "Unhealthy")
