@@ -17,15 +17,10 @@ from kiwi_core.daemon.base.admission import Admission, Door
 from kiwi_core.daemon.base.claim import Claim
 from kiwi_core.daemon.base.connection import Connection
 from kiwi_core.daemon.base.connections import Connections
+from kiwi_core.daemon.base.directories import make_placing_lock, prepare_directory, sockets_mode
 from kiwi_core.daemon.base.peers import Rights
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.base.sockets import (
-    OneDaemonLock,
-    alone,
-    make_placing_lock,
-    prepare_directory,
-    sockets_mode,
-)
+from kiwi_core.daemon.base.sockets import OneDaemonLock, alone
 from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.engine.core import Core
@@ -57,9 +52,10 @@ from kiwi_core.daemon.sessions.requests import RequestHandler
 from kiwi_core.daemon.sessions.session_handler import SessionHandler
 from kiwi_core.daemon.sessions.shutdown import everybody_back
 from kiwi_core.daemon.sessions.unused import Unused
+from kiwi_core.daemon.supervised import READY
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
-from kiwi_core.movers import RemoteDriver
+from kiwi_core.movers.remote import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.pager.router import SessionPager
@@ -150,7 +146,7 @@ class GpuDaemon:
             self._options.asked.end_unused_after_s, address, self._connections,
             self._registry, self._links, self._core.operations, self._orphans, _tell_supervisor,
         )  # fmt: skip
-        _tell_supervisor("ready")
+        _tell_supervisor(READY)
         tasks.append(endless(self._unused.watch(), "looking whether it is unused"))
         await self._stop.wait()
         for task in tasks:

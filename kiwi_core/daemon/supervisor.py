@@ -16,11 +16,10 @@ from msgspec import structs
 
 from kiwi_core import config, interpreter
 from kiwi_core.client.autostart import STOPPED_NAME
-from kiwi_core.daemon.__main__ import EXIT_CANNOT, EXIT_UNUSED
-from kiwi_core.daemon.base.sockets import prepare_directory, sockets_mode
+from kiwi_core.daemon.base.directories import prepare_directory, sockets_mode
 from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.options import ChildOptions
-from kiwi_core.daemon.sessions.unused import UNUSED, USED
+from kiwi_core.daemon.supervised import EXIT_CANNOT, EXIT_UNUSED, READY, UNUSED, USED
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
 from kiwi_core.units import format_bytes
@@ -211,7 +210,7 @@ class _Child:
         return await self._process.wait()
 
     def _hear(self, word: str) -> None:
-        if word == "ready":
+        if word == READY:
             self._announce()
         elif word in (UNUSED, USED):
             self._is(unused=word == UNUSED)

@@ -3,8 +3,8 @@
 Worker processes (``kiwi_core/movers``) make one call at a time, since a call may take any time;
 only ``lock`` takes a limit. ``GpuError`` carries the driver's number.
 
-Source: CUDA driver API, "CUDA Checkpointing". The calls go through ``cuda.core.checkpoint``, except
-the state query: ``cuda.core`` raises on the states of newer drivers (4 and 5).
+Source: CUDA driver API, "CUDA Checkpointing". The calls are those of ``cuda.bindings``: importing
+``cuda.core`` takes each worker half a second, and it raises on the states of newer drivers (4, 5).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import threading
 from dataclasses import dataclass
 from enum import Enum
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import CallerError, GpuError
@@ -133,57 +132,34 @@ def lock(pid: int, timeout_ms: int) -> None:
     ``GpuError("lock-timeout")``; the process runs on."""
     if timeout_ms <= 0:
         raise CallerError("bad-timeout", f"A lock needs a timeout above 0 ms, not {timeout_ms}.")
-    _core_call(f"lock of process {pid}", pid, lambda process: process.lock(timeout_ms))
+    args = _bindings().CUcheckpointLockArgs()
+    args.timeoutMs = timeout_ms
+    _change(f"lock of process {pid}", "Lock", pid, args)
 
 
 def checkpoint(pid: int) -> None:
     """LOCKED -> CHECKPOINTED: move its memory to host memory and release all GPU resources."""
-    _core_call(f"page-out of process {pid}", pid, lambda process: process.checkpoint())
+    _change(f"page-out of process {pid}", "Checkpoint", pid, None)
 
 
 def restore(pid: int) -> None:
     """CHECKPOINTED -> LOCKED: bring its memory back to the same addresses. Make sure that there is
     room first: after a failure for lack of it, the process can never be restored again
     (NVIDIA/cuda-checkpoint#44)."""
-    _core_call(f"page-in of process {pid}", pid, lambda process: process.restore())
+    _change(f"page-in of process {pid}", "Restore", pid, None)
 
 
 def unlock(pid: int) -> None:
     """LOCKED -> RUNNING."""
-    _core_call(f"unlock of process {pid}", pid, lambda process: process.unlock())
+    _change(f"unlock of process {pid}", "Unlock", pid, None)
 
 
-def warm_up() -> None:
-    """Import what the calls above need. This takes up to a second, which the first page-out should
-    not wait for."""
-    init()
-    import_module("cuda.core.checkpoint")
-
-
-def _core_call(what: str, pid: int, call: Callable[[Any], None]) -> None:
+def _change(what: str, call: str, pid: int, args: object) -> None:
     if not processes.is_process(pid):
         # The driver would accept a thread id and act on its process, or on none, it says.
         raise GpuError("no-such-process", f"{pid} is not a live process (or it is a thread's id).")
     init()
-    from cuda.core.checkpoint import Process
-
-    try:
-        call(Process(pid))
-    except Exception as error:  # cuda.core's own error class is not public
-        raise _from_core(what, error) from error
-
-
-def _from_core(what: str, error: Exception) -> GpuError:
-    """Convert an error of ``cuda.core``. It has the result's name only in its text, and says "not
-    supported by the installed NVIDIA driver" both if that is too old and if it lacks support."""
-    words = str(error)
-    number = getattr(_bindings().CUresult, words.split(":", 1)[0], None)
-    if number is not None:
-        return cuda_error(what, int(number), words)
-    if "not supported by the installed" in words or "requires cuda.bindings" in words:
-        too_old = driver_version() < CHECKPOINT_SINCE
-        return too_old_error(what) if too_old else cuda_error(what, NOT_SUPPORTED)
-    return cuda_error(what, None, words)
+    _result(what, getattr(_bindings(), f"cuCheckpointProcess{call}"), pid, args)
 
 
 def _bindings() -> Any:

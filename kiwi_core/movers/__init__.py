@@ -4,12 +4,7 @@ A call about another process can hang for ever (a stopped target, a peer of NCCL
 be cancelled then. So the daemon hands each call to a worker, which makes one at a time, and awaits
 the answer for a limited time. A worker whose call passes its limit is killed. The driver finishes
 the operation, and another worker can ask for the result.
+
+The package itself imports nothing: a worker needs neither ``asyncio`` nor logging, and each daemon
+starts several workers.
 """
-
-from __future__ import annotations
-
-from kiwi_core.movers.errors import MOVER_DIED, Busy, Hung
-from kiwi_core.movers.pool import Movers
-from kiwi_core.movers.remote import RemoteDriver, RemoteGpu
-
-__all__ = ["MOVER_DIED", "Busy", "Hung", "Movers", "RemoteDriver", "RemoteGpu"]

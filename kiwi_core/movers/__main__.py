@@ -43,7 +43,7 @@ def _began() -> Answer:
     """Initialise the driver before the first call, since ``cuInit`` takes seconds on big machines.
     If it fails, each call tries again and reports why."""
     try:
-        driver.warm_up()
+        driver.init()
     except GpuError as error:
         return Answer(failure=_failure(error))
     return Answer()

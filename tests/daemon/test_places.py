@@ -12,14 +12,9 @@ import pytest
 
 from kiwi_core.daemon.base.address import Address
 from kiwi_core.daemon.base.admission import Admission, Door
+from kiwi_core.daemon.base.directories import prepare_directory
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.base.sockets import (
-    SOCKET_PATH_MAX,
-    OneDaemonLock,
-    answers,
-    listen,
-    prepare_directory,
-)
+from kiwi_core.daemon.base.sockets import SOCKET_PATH_MAX, OneDaemonLock, answers, listen
 from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.errors import CallerError
 

@@ -22,8 +22,9 @@ from cuda_program import CudaProgram
 from kiwi_core import emulator
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.movers import Busy, Hung, Movers, RemoteDriver, RemoteGpu
-from kiwi_core.movers.remote import gpus
+from kiwi_core.movers.errors import Busy, Hung
+from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.remote import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.units import MIB
 
 HANGS_S = 1.0
@@ -231,7 +232,7 @@ def test_workers_that_cannot_start_leave_no_call_waiting(world: World) -> None:
 
 DAEMON = """
     import asyncio, sys
-    from kiwi_core.movers import Movers
+    from kiwi_core.movers.pool import Movers
 
     async def main():
         movers = Movers()

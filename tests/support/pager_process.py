@@ -26,8 +26,8 @@ _SETUP = """
 import dataclasses
 from blocking import Blocking, Loop
 from kiwi_core.config import DEFAULTS
-from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
-from kiwi_core.movers.remote import gpus
+from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.remote import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
 from kiwi_core.pager.checkpoint.pager import CheckpointPager

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from kiwi_core.daemon.base.sockets import OneDaemonLock, listen, prepare_directory, sockets_mode
+from kiwi_core.daemon.base.directories import prepare_directory, sockets_mode
+from kiwi_core.daemon.base.sockets import OneDaemonLock, listen
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:

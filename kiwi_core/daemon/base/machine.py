@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kiwi_core.errors import CallerError
-from kiwi_core.movers import Movers, RemoteGpu
-from kiwi_core.movers.remote import gpus
+from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.remote import RemoteGpu, gpus
 from kiwi_core.pager.checkpoint.fitness import MIG, unfit, unreached
 from kiwi_core.states import Residency
 

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.daemon.supervised import UNUSED, USED
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -15,11 +17,6 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.daemon.sessions.orphans import Orphans
-
-UNUSED: Final = "unused"
-"""Word to the supervisor: nobody has needed this daemon for ``after_s``."""
-USED: Final = "used"
-"""Word to the supervisor after that: somebody needs it again."""
 
 LOOK_EVERY_S: Final = 1.0
 """Interval of looks: each is a few comparisons, and a second more or less does not matter."""

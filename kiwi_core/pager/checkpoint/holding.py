@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.movers import Busy, Hung
+from kiwi_core.movers.errors import Busy, Hung
 from kiwi_core.pager.api import Lost, Refused
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.stopped import why_stopped

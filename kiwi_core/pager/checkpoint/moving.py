@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
-from kiwi_core.movers import MOVER_DIED, Hung
+from kiwi_core.movers.errors import MOVER_DIED, Hung
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.checkpoint.holding import lost
 from kiwi_core.pager.checkpoint.ports import Stop, as_stop, may_control, refusal

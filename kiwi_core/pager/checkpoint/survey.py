@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.movers import Busy, Hung
+from kiwi_core.movers.errors import Busy, Hung
 from kiwi_core.pager.checkpoint.stopped import has_driver, why_frozen, why_halted
 from kiwi_core.units import NS_PER_MS
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.movers import Hung
+from kiwi_core.movers.errors import Hung
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.checkpoint.holding import Holding, in_state, lost
 from kiwi_core.pager.checkpoint.moving import Moving
