@@ -139,17 +139,16 @@ def test_two_gpus_and_the_choice_of_one(start: Start) -> None:
     assert daemon.terminate() == 0
     place = ("--socket-dir", str(daemon.directory), "--emulate", "2x64MiB")
     unique = second.uuid.removeprefix("GPU-")[:8]
-    for word in ("1", second.uuid, unique, f"GPU-{unique}"):
-        with subprocess.Popen(
-            [sys.executable, "-m", "kiwi_core.cli", "daemon", *place, "--gpu", word],
-            stdout=subprocess.PIPE, text=True,
-        ) as process:  # fmt: skip
-            assert process.stdout is not None
-            ready = next(line for line in process.stdout if "ready" in line)
-            assert second.uuid in ready
-            assert [path.stem for path in daemon.sockets()] == [second.uuid]
-            process.terminate()
-            assert process.wait(PATIENCE_S) == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "kiwi_core.cli", "daemon", *place, "--gpu", unique],
+        stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        ready = next(line for line in process.stdout if "ready" in line)
+        assert second.uuid in ready
+        assert [path.stem for path in daemon.sockets()] == [second.uuid]
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
     nonsense = kiwi_daemon(*place, "--gpu", "7")
     assert nonsense.returncode != 0
     assert "'7' is no GPU" in nonsense.stderr
@@ -167,13 +166,9 @@ def _pid_of(daemon: Daemon, uuid: str) -> int:
 
 # --- what it finds in its state directory -------------------------------------------------------
 
-GARBAGE = {
-    "empty": b"",
+GARBAGE = {  # test_roster.py has more, without a daemon
     "noise": bytes(range(256)) * 40,
-    "half": b'{"version":1,"boot_id":"x","sess',
     "deep": b"[" * 100_000,
-    "wrong values": b'{"version":1,"tq_ns":-5,"anti_thrash":"maybe","next_op":"x"}',
-    "another version": b'{"version":99,"boot_id":"x","next_op":7}',
     "another boot": b'{"version":1,"boot_id":"x","next_op":7,"tq_ns":5000000000,"sessions":'
     b'[{"session":"k1","pid":1,"start_ticks":1,"uid":0}]}',
 }
