@@ -109,6 +109,16 @@ def test_illegal_transitions(machine, controller):
     assert state(controller, target) == "running"
 
 
+def test_through_cuda_core(machine, controller):
+    target = machine.worker()
+    controller.do("from cuda.core.checkpoint import Process as CoreProcess")
+    controller.do(f"it = CoreProcess({target.pid}); it.lock(1000); it.checkpoint()")
+    assert controller.get("it.state") == state(controller, target) == "checkpointed"
+    controller.do("it.restore(); it.unlock()")
+    assert controller.get("it.state") == state(controller, target) == "running"
+    assert "CUDA_ERROR_ILLEGAL_STATE" in controller.fails("it.unlock()")
+
+
 def test_processes_that_are_not_targets(machine, controller):
     bystander = machine.worker(setup="")
     ended = machine.worker()
@@ -317,8 +327,9 @@ def test_moving_to_another_gpu_is_refused_not_faked(boot):
     with pytest.raises(WorkerError, match="not supported"):
         controller.do(
             "from cuda.core import Device\n"
+            "from cuda.core.checkpoint import Process as CoreProcess\n"
             "a, b = Device(0).uuid, Device(1).uuid\n"
-            f"checkpoint_of({target.pid}).restore({{a: b, b: a}})"
+            f"CoreProcess({target.pid}).restore({{a: b, b: a}})"
         )
     controller.do(f"resume({target.pid})")
 

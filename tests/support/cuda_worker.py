@@ -1,6 +1,6 @@
 """A CUDA program under a test's control: it runs the Python it is sent, one line of JSON each way.
 
-Everything below is plain ``cuda.bindings``, ``cuda.core`` and ``pynvml``, as in a user's program.
+Everything below is plain ``cuda.bindings`` and ``pynvml``, as in a user's program.
 It is started with the emulator's environment, or on a machine with a GPU.
 """
 
@@ -130,9 +130,36 @@ def sync() -> None:
     ck(driver.cuCtxSynchronize())
 
 
-def checkpoint_of(pid: int) -> Any:
-    from cuda.core.checkpoint import Process
+class Process:
+    """Another process, as ``cuda.core.checkpoint.Process`` has it. Importing ``cuda.core`` takes
+    longer than most tests."""
 
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    @property
+    def state(self) -> str:
+        state = driver.CUprocessState(ck(driver.cuCheckpointProcessGetState(self.pid)))
+        return str(state.name).removeprefix("CU_PROCESS_STATE_").lower()
+
+    @property
+    def restore_thread_id(self) -> int:
+        return int(ck(driver.cuCheckpointProcessGetRestoreThreadId(self.pid)))
+
+    def lock(self, timeout_ms: int = 0) -> None:
+        ck(driver.cuCheckpointProcessLock(self.pid, lock_args(timeout_ms)))
+
+    def checkpoint(self) -> None:
+        ck(driver.cuCheckpointProcessCheckpoint(self.pid, None))
+
+    def restore(self) -> None:
+        ck(driver.cuCheckpointProcessRestore(self.pid, None))
+
+    def unlock(self) -> None:
+        ck(driver.cuCheckpointProcessUnlock(self.pid, None))
+
+
+def checkpoint_of(pid: int) -> Process:
     return Process(pid)
 
 
