@@ -11,7 +11,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.errors import KiwiError
+from kiwi_core.errors import CallerError
 from kiwi_core.kubernetes import files
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Label:
 
     def update(self, gpus: Iterable[GpuStatus]) -> None:
         """Say the shortest wait of these GPUs, as far as it has changed noticeably. If nobody can
-        tell, say nothing: a node without the label is below no bound. Raises ``KiwiError``."""
+        tell, say nothing: a node without the label is below no bound. Raises ``CallerError``."""
         waits_s = [gpu.newcomer_wait_s for gpu in gpus if gpu.newcomer_wait_s is not None]
         if not waits_s:
             self.remove()
@@ -64,12 +64,12 @@ class Label:
         self._told = wait_s, now_s
 
     def remove(self) -> None:
-        """Remove the file, with which the label goes."""
+        """Remove the file, with which the label goes. Raises ``CallerError``."""
         self._told = None
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            raise KiwiError(
+            raise CallerError(
                 "cannot-remove",
                 f"{self._path} cannot be removed: {error.strerror}.",
                 f"The label {LABEL} expires within {EXPIRES_S / 60:.0f} minutes.",

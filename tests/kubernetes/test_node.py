@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from typing import TYPE_CHECKING
 
+import grpc
 import psutil
 import pytest
 from fake_kubelet import AdmissionError
@@ -96,6 +98,20 @@ def test_a_place_that_does_not_exist_is_refused(ready: Ready) -> None:
     kubelet, _ = ready
     with pytest.raises(AdmissionError, match="GPU-none cannot be had now: no Kiwi daemon"):
         kubelet.allocate(["GPU-none::0"])
+
+
+def test_garbage_on_its_socket_does_no_harm(node: Node, ready: Ready) -> None:
+    kubelet, plugin = ready
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(node.socket()))
+        stranger.sendall(b"\0\xff" * 4096)
+    assert kubelet.call_with("Allocate", b"\xff\xff") is not grpc.StatusCode.OK
+    assert kubelet.call_with("Shutdown", b"") is grpc.StatusCode.UNIMPLEMENTED
+    assert kubelet.call_with("PreStartContainer", b"") is grpc.StatusCode.OK
+    with pytest.raises(AdmissionError, match="0 are asked for"):
+        kubelet.allocate([])
+    assert kubelet.admit()
+    assert plugin.process.poll() is None
 
 
 # --- what may break -------------------------------------------------------------------------------

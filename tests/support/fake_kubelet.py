@@ -145,6 +145,16 @@ class FakeKubelet:
         assert not one.devices
         return Given(places, dict(one.envs), [device.name for device in one.cdi_devices])
 
+    def call_with(self, method: str, data: bytes) -> grpc.StatusCode:
+        """Send bytes that may be no message at all; return the plugin's code."""
+        call = self._channels[-1].unary_unary(f"/v1beta1.DevicePlugin/{method}", None, None)
+        try:
+            call(data, timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return grpc.StatusCode.OK
+
     def stop(self) -> None:
         """End as a kubelet does: its socket goes."""
         self._server.stop(None).wait()
