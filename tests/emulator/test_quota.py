@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from cuda_processes import wait_until
 
 from kiwi_core import emulator
+from kiwi_core.emulator import _layout
 
 MIB = 1 << 20
 
@@ -53,6 +56,32 @@ def test_a_normal_exit_clears_the_books_and_the_socket(machine):
     assert a.ended(30.0)
     assert machine.used() == 0
     assert not socket.exists()
+
+
+ASK = """
+import os, socket, sys
+os.chdir(sys.argv[1])  # as root: another user cannot go all the way
+os.setgroups([]); os.setgid(54321); os.setuid(54321)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+    asking.connect(sys.argv[2])
+    asking.send(bytes(int(sys.argv[3])))
+    print(int.from_bytes(asking.recv(8)[:4], sys.byteorder))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_reaches_the_socket_and_is_refused(machine):
+    """Root without CAP_DAC_OVERRIDE must reach it, so its mode cannot say who may ask."""
+    a = machine.worker("os.umask(0o077); ck(driver.cuInit(0))")
+    directory = machine.state.with_name(machine.state.name + ".d")
+    assert (directory / str(a.pid)).stat().st_mode & 0o777 == 0o666
+    directory.chmod(0o777)  # as root's daemon makes it
+    request_bytes = 12 + 32 * _layout.GPUS_MAX
+    answer = subprocess.run(
+        [sys.executable, "-I", "-c", ASK, directory, str(a.pid), str(request_bytes)],
+        capture_output=True, text=True, check=True, timeout=30,
+    ).stdout  # fmt: skip
+    assert int(answer) == 800, "CUDA_ERROR_NOT_PERMITTED"
 
 
 def test_a_forked_child_has_no_gpu_and_does_not_disturb_the_parent(machine):

@@ -114,8 +114,11 @@ static int bound(int dir) { /* returns a listening socket in `dir`, named by our
     snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", dir, name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) return fd;
-    /* fchmod first: the file that bind creates gets this mode, whatever the umask is. */
-    if (!fchmod(fd, 0600) && !bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, BACKLOG)) return fd;
+    /* Everybody may connect, whatever the umask is, and may_ask decides: a root without CAP_DAC_OVERRIDE, as in a
+     * container, could not connect to another user's socket. The file has never more than this mode. */
+    if (!fchmod(fd, 0666) && !bind(fd, (struct sockaddr *)&at, sizeof at) && !fchmodat(dir, name, 0666, 0) &&
+        !listen(fd, BACKLOG))
+        return fd;
     int why = errno;
     close(fd);
     errno = why;
