@@ -118,10 +118,11 @@ def test_garbage_on_its_socket_does_no_harm(node: Node, ready: Ready) -> None:
 
 
 def test_a_kubelet_that_restarts_gets_a_new_registration(node: Node, ready: Ready) -> None:
+    """The second time the plugin's socket survives, as one does that was made just afterwards."""
     kubelet, _ = ready
-    for _ in range(2):
+    for clears in (True, False):
         kubelet.stop()
-        kubelet = node.start_kubelet()
+        kubelet = node.start_kubelet(clears=clears)
         kubelet.wait_healthy(2 * REPLICAS)
         assert kubelet.admit()
 

@@ -49,7 +49,7 @@ class Given:
 
 
 class FakeKubelet:
-    def __init__(self, directory: Path, refuse: str = "") -> None:
+    def __init__(self, directory: Path, refuse: str = "", *, clears: bool = True) -> None:
         self.directory = directory
         self.refuse = refuse
         """Why no plugin may register; empty: it may."""
@@ -65,7 +65,7 @@ class FakeKubelet:
         self._watchers: list[threading.Thread] = []
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         for path in directory.iterdir():
-            if path.is_socket():
+            if path.is_socket() and clears:
                 path.unlink()
         self._server = grpc.server(ThreadPoolExecutor(4))
         RPC.add_RegistrationServicer_to_server(self, self._server)

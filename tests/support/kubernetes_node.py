@@ -72,8 +72,8 @@ class Node:
     def socket(self, resource: str = "kiwi-jupyter_gpu") -> Path:
         return self.kubelet_dir / f"kiwi-{resource}.sock"
 
-    def start_kubelet(self, refuse: str = "") -> FakeKubelet:
-        self.kubelets.append(FakeKubelet(self.kubelet_dir, refuse))
+    def start_kubelet(self, refuse: str = "", *, clears: bool = True) -> FakeKubelet:
+        self.kubelets.append(FakeKubelet(self.kubelet_dir, refuse, clears=clears))
         return self.kubelets[-1]
 
     def start_plugin(self, *args: str) -> Plugin:
