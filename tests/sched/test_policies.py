@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 from world import World
@@ -15,6 +16,7 @@ from kiwi_core.sched.model.policy import Policy, TurnSettings
 from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.usage import Usage
 from kiwi_core.sched.policy import check_name, names, registry
+from kiwi_core.sched.policy.interactive import Interactive
 from kiwi_core.sched.replay import JournalHeader, Replay, decode_line, encode_line
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.simulate.engine import Simulation
@@ -22,6 +24,9 @@ from kiwi_core.simulate.model import GB, Machine, Setup
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
 from kiwi_core.states import Priority
 from kiwi_core.units import GIB, NS_PER_S, SessionId
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.model.policy import PolicyContext
 
 A, B = SessionId("a"), SessionId("b")
 
@@ -226,6 +231,50 @@ def test_blocked_ones_do_not_keep_the_next_old_one_back() -> None:
     play(world, 300, "time")
     world.do(301, "time")
     assert world.scheduler.view(world.now_ns).holders or world.orders
+
+
+def test_of_many_waiters_of_one_owner_only_the_first_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bob's waiter is old before those of Alice, who came first: hers wait for her turns, too."""
+    world = World("gpu 10 tq=1 policy=interactive")
+    hers = [f"a{number}" for number in range(60)]
+    world.do(0, "memory; b joins of bob; " + "; ".join(f"{name} joins of alice" for name in hers))
+    world.do(1, "; ".join(f"{name} asks 1" for name in hers) + "; b asks 1")
+    st, looked_at = world.scheduler._st, []
+    old_at_ns = Interactive._old_at_ns
+
+    def noted(self: Interactive, context: PolicyContext, waiter: Session) -> int:
+        looked_at.append(waiter.id)
+        return old_at_ns(self, context, waiter)
+
+    monkeypatch.setattr(Interactive, "_old_at_ns", noted)
+    st.now_ns = st.policy._soonest_old_at_ns(st, st.sessions[B])
+    assert next(iter(st.policy.order(st))).id == B
+    first = next(iter(st.queue.values()))
+    assert st.policy.reorders_at_ns(st) == old_at_ns(st.policy, st, first) > st.now_ns
+    assert set(looked_at) == {first.id, B}
+
+
+def test_waiters_that_a_runner_hinders_do_not_each_ask_when_the_order_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer may look at the whole queue."""
+    world = World("gpu 10 tq=30 policy=interactive")
+    crowd = [f"w{number}" for number in range(30)]
+    world.do(0, "memory; a joins; a unguarded; a asks 1; memory a=8")
+    world.do(1, "; ".join(f"{name} joins; {name} asks 1" for name in crowd))
+    asked = []
+
+    def noted(self: Interactive, context: PolicyContext) -> int | None:
+        asked.append(context.now_ns)
+        return reorders_at_ns(self, context)
+
+    reorders_at_ns = Interactive.reorders_at_ns
+    monkeypatch.setattr(Interactive, "reorders_at_ns", noted)
+    told = world.do(100, "time")
+    assert sum("blocked-unguarded" in one for one in told) == len(crowd)
+    assert len(asked) <= 1
 
 
 def test_what_nobody_else_wanted_is_not_held_against_anybody() -> None:

@@ -226,12 +226,17 @@ class Interactive(Policy):
         it is old. A blocked one is tried, but the next old one follows it."""
         sharing = self._sharing.values()
         first = [waiter for waiter in sharing if self._is_owed(context, waiter)] if sharing else []
+        behind: set[str] = set()
+        """The owners whose first waiter is not old, so that the others are not either."""
         for waiter in context.queue.values():
+            if waiter.owner in behind:
+                continue
             if self._is_young(context, waiter):
                 break
             if context.now_ns < self._soonest_old_at_ns(context, waiter):
                 break
             if not self._is_old(context, waiter):
+                behind.add(waiter.owner)
                 continue
             first.append(waiter)
             if waiter.blocked is None:
@@ -277,14 +282,20 @@ class Interactive(Policy):
     def reorders_at_ns(self, context: PolicyContext) -> int | None:
         sharing = self._sharing.values()
         at_ns = [self._owed_at_ns(context, waiter) for waiter in sharing] if sharing else []
+        behind: set[str] = set()
+        """The owners whose first waiter is not old, so that the others are old later."""
         for waiter in context.queue.values():
+            if waiter.owner in behind:
+                continue
             soonest_ns = self._soonest_old_at_ns(context, waiter)
             if soonest_ns > context.now_ns:
                 at_ns.append(soonest_ns)
                 break
             old_at_ns = self._old_at_ns(context, waiter)
             at_ns.append(old_at_ns)
-            if old_at_ns <= context.now_ns and waiter.blocked is None:
+            if old_at_ns > context.now_ns:
+                behind.add(waiter.owner)
+            elif waiter.blocked is None:
                 break
         to_come_ns = [at for at in at_ns if at > context.now_ns]
         return min(to_come_ns) if to_come_ns else None
