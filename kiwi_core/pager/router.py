@@ -21,6 +21,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused, worst
 from kiwi_core.pager.checkpoint.continuing import continued
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
+from kiwi_core.pager.checkpoint.stopped import BY_SIGNAL
 from kiwi_core.pager.linked import all_out, all_yield
 from kiwi_core.pager.mover import Mover, is_owned
 from kiwi_core.states import MovedBy, Reason, Residency
@@ -70,15 +71,15 @@ class SessionPager:
     # --- the pager ------------------------------------------------------------------------------
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        async with continued(self._checkpoint.using(target)):
-            return await self._run(target, deadline_ns, self._checkpoint.suspend, Mover.suspend)
+        alone, linked = self._checkpoint.suspend, Mover.suspend
+        return await self._held(target, lambda: self._run(target, deadline_ns, alone, linked))
 
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._run(target, deadline_ns, self._checkpoint.resume, Mover.resume)
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        async with continued(self._checkpoint.using(target)):
-            return await self._run(target, deadline_ns, self._checkpoint.page_out, Mover.page_out)
+        alone, linked = self._checkpoint.page_out, Mover.page_out
+        return await self._held(target, lambda: self._run(target, deadline_ns, alone, linked))
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Page in. If room is lacking, first page out what other paged-out sessions have left in
@@ -148,6 +149,17 @@ class SessionPager:
         alone = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
         linked = partial(Mover.page_in, room_wait_ns=room_wait_ns)
         return await self._run(target, deadline_ns, alone, linked)
+
+    async def _held(self, target: Target, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Run an operation that must not meet a process that Ctrl-Z has stopped. Run it a second
+        time if Ctrl-Z came between the look for stopped processes and the operation's own."""
+        for last in (False, True):
+            async with continued(self._checkpoint.using(target)):
+                outcome = await run()
+            stopped = isinstance(outcome, Refused) and outcome.reason is Reason.STOPPED
+            if last or not stopped or self.why_stopped(target) not in ("", BY_SIGNAL):
+                break
+        return outcome
 
     async def _run(
         self,

@@ -95,6 +95,7 @@ def _since_last_setting(entries: list[JournalEntry]) -> list[JournalEntry]:
 
 TEN_FOR_S = 60.0
 TEN_TQ_S = 0.3
+TEN_BURSTS = 3
 
 
 @pytest.mark.timeout(400)
@@ -103,7 +104,8 @@ TEN_TQ_S = 0.3
 def test_ten_notebooks_take_random_turns_for_a_minute(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
-    """30 % of the GPU each: three fit, ten do not. Every other one has the library."""
+    """30 % of the GPU each: three fit, ten do not. Every other one has the library. On a busy
+    machine they play on until each had its turns."""
     daemon = make_daemon("1x128MiB", "--tq", str(TEN_TQ_S))
     players = []
     for n in range(10):
@@ -115,13 +117,13 @@ def test_ten_notebooks_take_random_turns_for_a_minute(
         "each is moved by its own pager",
     )
     stop_at_s = time.monotonic() + TEN_FOR_S
-    wait_until(
-        lambda: not [p for p in players if p.play(time.monotonic() < stop_at_s)],
-        "all ten come to an end",
-        TEN_FOR_S + 120.0,
-    )
-    for player in players:
-        assert player.bursts > 1, f"{player.notebook.name} had {player.bursts} bursts only"
+
+    def over() -> bool:
+        few = [p for p in players if p.bursts < TEN_BURSTS]
+        go_on = bool(few) or time.monotonic() < stop_at_s
+        return not [p for p in players if p.play(go_on)]
+
+    wait_until(over, "all ten had their turns, and come to an end", TEN_FOR_S + 200.0)
     finish_all({p.notebook: p.notebook.start("assert memory.intact()") for p in players}, 120.0)
     assert_books_agree(daemon)
     _nobody_waited_too_long(daemon)
@@ -163,7 +165,7 @@ def _nobody_waited_too_long(daemon: Daemon) -> None:
     """Each wait is within the bound that the default policy states. The slowest swap of the run,
     and all that it waited for, counts as the swap: the bound grows with a busy machine."""
     read = ledger.read(daemon.journal())
-    assert len(read.waits) > 50
+    assert len(read.waits) >= TEN_BURSTS * 5
     assert read.stopped, "nobody was ever stopped"
     idle_ns = read.longest_idle_move_ns
     assert idle_ns < DEFAULTS.room_wait_ns, "a move waited for room that nobody made"

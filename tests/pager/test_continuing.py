@@ -84,6 +84,23 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def test_what_is_stopped_later_goes_on_too_and_is_stopped_again(shell: Shell) -> None:
+    os.kill(shell.job, signal.SIGCONT)
+    wait_until(lambda: state(shell.job) != "T", "it runs")
+    ref = processes.ref_of(shell.job)
+    assert ref is not None
+
+    async def operation() -> None:
+        async with continued([ref]):
+            os.kill(shell.job, signal.SIGSTOP)
+            wait_until(lambda: state(shell.job) == "T", "it is stopped")
+            while state(shell.job) == "T":
+                await asyncio.sleep(0.01)
+
+    asyncio.run(operation())
+    wait_until(lambda: state(shell.job) == "T", "it is stopped again")
+
+
 @pytest.mark.parametrize(("command", "stays_stopped"), [("", True), ("fg", False), ("bg", True)])
 def test_what_its_user_brought_to_the_foreground_runs_on(
     shell: Shell, tmp_path: Path, command: str, stays_stopped: bool

@@ -13,6 +13,7 @@ from cuda_processes import wait_until
 from halted import debugged
 from worlds import EmulatedWorld, LinkedWorld
 
+from kiwi_core import emulator
 from kiwi_core.pager.checkpoint import stopped
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
@@ -62,6 +63,51 @@ def test_ctrl_z_hinders_no_page_out_and_keeps_its_program_stopped(world: LinkedW
         os.kill(pid, signal.SIGCONT)
     moved(world.pager.page_in(session.target, soon_ns()))
     assert world.pager.observe(session.target).stopped == ""
+    assert session.digest() == before
+
+
+STOPPED_LATE = """
+import contextlib, os, signal, time
+from pathlib import Path
+from kiwi_core.pager import router
+real = router.continued
+
+@contextlib.asynccontextmanager
+async def late(refs):
+    router.continued = real
+    refs = list(refs)
+    async with real(refs):
+        os.kill(refs[0].pid, signal.SIGSTOP)
+        while Path(f"/proc/{refs[0].pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+        yield
+
+router.continued = late
+"""
+
+
+@pytest.mark.parametrize("call", ["suspend", "page_out"])
+def test_ctrl_z_just_after_the_look_for_stopped_programs(world: LinkedWorld, call: str) -> None:
+    session = start(world, 4 * MIB)
+    world.pager.worker.do(STOPPED_LATE)
+    moved(getattr(world.pager, call)(session.target, soon_ns()))
+    assert state(session.pid) == "T"
+    os.kill(session.pid, signal.SIGCONT)
+
+
+def test_ctrl_z_in_the_middle_of_a_page_out(world: LinkedWorld) -> None:
+    """The driver copies within the program's own process here, so it would stand still, too."""
+    emulator.set_driver_version(world.path, 13040)  # it reports CHECKPOINTING
+    session, caller = start(world, 32 * MIB), world.new_pager()
+    before = session.digest()
+    world.set_copy_bandwidth(16 * MIB)
+    caller.begin("page_out", session.target, soon_ns())
+    wait_until(lambda: world.state(session.pid) == "CHECKPOINTING", "it moves")
+    os.kill(session.pid, signal.SIGSTOP)
+    moved(caller.finish())
+    assert state(session.pid) == "T"
+    os.kill(session.pid, signal.SIGCONT)
+    moved(caller.page_in(session.target, soon_ns()))
     assert session.digest() == before
 
 
