@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 MAGIC = b"KIWIEMU1"
-LAYOUT = 3
+LAYOUT = 4
 GPUS_MAX = 16
 PROCS_MAX = 256
 FAULTS_MAX = 64
@@ -26,6 +26,7 @@ class Proc(ctypes.Structure):
     _fields_ = [
         ("pid", ctypes.c_int32),
         ("state", ctypes.c_uint32),
+        ("pid_ns", ctypes.c_uint64),
         ("start_ticks", ctypes.c_uint64),
         ("image", ctypes.c_uint64),
         ("since_ns", ctypes.c_uint64),

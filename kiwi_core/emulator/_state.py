@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import mmap
 import os
 import re
+import socket
+import struct
 import tempfile
 import time
 import uuid
@@ -59,6 +62,7 @@ class ProcessBooks:
     """Memory of one live process, by GPU index (GPUs of which it holds nothing are left out)."""
 
     pid: int
+    """As this process knows it; 0: it is in another PID namespace that is not visible here."""
     start_ticks: int
     """Field 22 of /proc/pid/stat, which tells a reused pid apart."""
     state: int
@@ -177,7 +181,7 @@ def create_state(
 
 def make_socket_dir(path: Path, *, shared: bool) -> None:
     """Create the directory of control sockets beside the state file ``path``, if it is missing."""
-    directory = path.with_name(path.name + ".d")
+    directory = _control(path)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if shared:
         directory.chmod(SHARED_DIRECTORY)
@@ -290,7 +294,10 @@ def host_down(path: Path) -> int:
     killed = (
         slot.pid
         for slot in snapshot.procs
-        if slot.pid and slot.restores and slot.state != CHECKPOINTED and not _lives(slot)
+        if slot.pid
+        and slot.restores
+        and slot.state != CHECKPOINTED
+        and not _lives(slot, _pid_here(path, slot))
     )
     return int(next(killed, 0))
 
@@ -298,8 +305,8 @@ def host_down(path: Path) -> int:
 def books(path: Path) -> Books:
     """Return a consistent snapshot of the memory that each live process holds."""
     snapshot = _snapshot(path)
-    slots = [p for p in snapshot.procs if p.pid and _lives(p)]
-    processes = tuple(_process(p) for p in slots)
+    slots = [(p, _pid_here(path, p)) for p in snapshot.procs if p.pid]
+    processes = tuple(_process(p, pid) for p, pid in slots if _lives(p, pid))
     gpus = []
     for index in range(snapshot.gpu_count):
         gpu = snapshot.gpus[index]
@@ -310,12 +317,12 @@ def books(path: Path) -> Books:
     return Books(tuple(gpus), processes)
 
 
-def _process(slot: _layout.Proc) -> ProcessBooks:
+def _process(slot: _layout.Proc, pid: int) -> ProcessBooks:
     def held(values: Sequence[int]) -> dict[int, int]:
         return {index: value for index, value in enumerate(values) if value}
 
     return ProcessBooks(
-        pid=slot.pid,
+        pid=pid,
         start_ticks=slot.start_ticks,
         state=slot.state,
         device_bytes=held(slot.device_bytes),
@@ -340,11 +347,36 @@ def _snapshot(path: Path) -> _layout.DriverState:
         return copy
 
 
-def _lives(slot: _layout.Proc) -> bool:
+def _pid_here(path: Path, slot: _layout.Proc) -> int:
+    """Return the pid by which this process knows the slot's; 0: it is not visible here, -1: it has
+    ended (``state.c``: ke_pid_here)."""
+    if slot.pid_ns == Path("/proc/self/ns/pid").stat().st_ino:
+        return int(slot.pid)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as asking:
+        directory = os.open(_control(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            asking.connect(f"/proc/self/fd/{directory}/{slot.pid_ns}-{slot.pid}")
+        except OSError as error:
+            return -1 if error.errno in (errno.ENOENT, errno.ECONNREFUSED) else 0
+        finally:
+            os.close(directory)
+        who = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, _, _ = struct.unpack("3i", who)
+        return int(pid)
+
+
+def _control(path: Path) -> Path:
+    """Return the directory of the control sockets of ``path``'s programs."""
+    return path.with_name(path.name + ".d")
+
+
+def _lives(slot: _layout.Proc, pid: int) -> bool:
     """Return whether the slot's process lives and runs the same program (``state.c``: alive)."""
-    if _start_ticks(slot.pid) != slot.start_ticks:
+    if pid <= 0:
+        return pid == 0
+    if _start_ticks(pid) != slot.start_ticks:
         return False
-    image = _image(slot.pid) if slot.image else 0
+    image = _image(pid) if slot.image else 0
     return image in (0, slot.image)
 
 

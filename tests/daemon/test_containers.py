@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from daemon import wait_until
+from session_program import SessionProgram
 from somebody import ALICE, Somebody
 
 from kiwi_core.daemon.base.peers import Owner, Peer, Rights
 from kiwi_core.daemon.roster.registry import Member, session_id
 from kiwi_core.gpu.containers import HIDDEN, Group, Kind, container_of, group_of
 from kiwi_core.pager.api import ProcessRef
+from kiwi_core.states import Notice, SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from daemon import Daemon
+
+    from kiwi_core.wire.messages import SessionStatus
 
 ID = "0123456789abcdef" * 4
 OTHER = "f" * 64
@@ -180,3 +184,42 @@ def test_containers_of_one_uid_see_and_alter_nothing_of_each_other(
         (own,) = one.ask("get-status")["gpu"]["sessions"]
         assert (own["name"], own["mine"], own["pid"]) == ("secret.ipynb", True, one.pid)
         assert one.ask("get-story", session=session)["type"] == "story"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
+def test_one_without_a_gate_in_its_own_pid_namespace_is_not_taken_for_suspended(
+    start: Callable[..., Daemon], stack: ExitStack
+) -> None:
+    """Its turn lasts until it ends its burst, as outside of containers."""
+    daemon = start("1x256MiB", "--tq", "0.3", "--swap-floor", "0")
+
+    def program(name: str, **more: Any) -> SessionProgram:
+        one = SessionProgram(daemon, 20, name=name, **more)
+        stack.callback(one.close)
+        return one
+
+    other = program("other")
+    inside = program("inside", guarded=False, ungated="No library here.", prefix=OWN_PIDS)
+
+    def seen() -> SessionStatus:
+        return next(one for one in daemon.status().sessions if one.name == "inside")
+
+    inside.start_burst()
+    wait_until(inside.granted, "it has the GPU")
+    wait_until(lambda: not seen().guarded, "it is unguarded")
+    other.start_burst()
+    wait_until(lambda: Notice.BLOCKED_UNGUARDED.value in {word[2] for word in other.words()},
+               "who waits is told why")  # fmt: skip
+    assert seen().state is SessionState.RUNNING
+    inside.stop_burst()
+    wait_until(other.granted, "its turn comes")
+    other.stop_burst()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cuda_processes import wait_until
@@ -50,7 +51,8 @@ def test_a_killed_process_frees_its_memory_for_the_next_allocation(machine):
 def test_a_normal_exit_clears_the_books_and_the_socket(machine):
     a = machine.worker()
     a.do("p = alloc(MIB)")
-    socket = machine.state.with_name(machine.state.name + ".d") / str(a.pid)
+    name = f"{Path('/proc/self/ns/pid').stat().st_ino}-{a.pid}"
+    socket = machine.state.with_name(machine.state.name + ".d") / name
     assert socket.exists()
     a.end_input()
     assert a.ended(30.0)

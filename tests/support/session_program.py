@@ -24,8 +24,8 @@ from kiwi_core.client import Client
 
 told, words = [], []
 client = Client(
-    Path({socket!r}), name={name!r}, on_notice=lambda t: told.append([t.notice.value, t.text]),
-    daemon_grace_s=120.0,
+    Path({socket!r}), name={name!r}, ungated=lambda: {ungated!r}, daemon_grace_s=120.0,
+    on_notice=lambda t: told.append([t.notice.value, t.text]),
 )
 client.connect()
 context, p, size, contents = None, 0, 0, ""
@@ -109,7 +109,8 @@ def stop_burst():
 class SessionProgram:
     """A session that takes ``size_mib`` in a first burst, which ends before this returns; 0:
     nothing yet. ``guarded``: it has Kiwi's gate, which leaves its memory to the driver's
-    checkpoint."""
+    checkpoint. ``ungated``: why its process has no gate, as it says itself. ``prefix``: the command
+    that starts it, whose pid is then ``pid``."""
 
     def __init__(
         self,
@@ -120,6 +121,8 @@ class SessionProgram:
         seed: int = 1,
         guarded: bool = True,
         environment: dict[str, str] | None = None,
+        ungated: str = "",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         (socket,) = daemon.sockets()
         libraries = emulator.build()
@@ -127,9 +130,9 @@ class SessionProgram:
         if guarded:
             env |= preload.environment(preload.library(), before=env)
             env |= {"KIWI_PRELOAD_OWN": "0"}
-        self.worker = Worker(env | (environment or {}))
+        self.worker = Worker(env | (environment or {}), *prefix)
         self.name = name or f"program {seed}"
-        self.worker.do(_CONNECT.format(socket=str(socket), name=self.name))
+        self.worker.do(_CONNECT.format(socket=str(socket), name=self.name, ungated=ungated))
         if size_mib:
             self.take(size_mib, seed)
 

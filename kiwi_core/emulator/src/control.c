@@ -33,7 +33,7 @@ static CUresult not_there(const struct ke_state *s) {
 
 /* Finds the process of a thread id, as the real driver does. A zombie, or a process that has not initialised CUDA,
  * is no target. */
-static CUresult find_target(int pid, int *leader) {
+static CUresult find_target(int pid, int *leader, struct ke_proc *target) {
     uint64_t ticks;
     struct ke_state *s = ke_state_get(NULL);
     if (!s) return CUDA_ERROR_NO_DEVICE;
@@ -43,7 +43,8 @@ static CUresult find_target(int pid, int *leader) {
     bool zombie = ke_process_start(*leader, &ticks) != 0;
     if (zombie) return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
     ke_state_lock(s);
-    bool known = ke_proc_find(s, *leader) != NULL;
+    const struct ke_proc *known = ke_proc_find(s, *leader);
+    if (known) *target = *known;
     ke_state_unlock(s);
     return known ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
@@ -57,20 +58,12 @@ static CUresult gone_since(int leader) {
 }
 
 static CUresult connect_to(int pid, int *leader, int *fd) {
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    CUresult rc = find_target(pid, leader);
+    struct ke_proc target;
+    CUresult rc = find_target(pid, leader, &target);
     if (rc != CUDA_SUCCESS) return rc;
-    int dir = ke_open_control();
-    if (dir < 0) return CUDA_ERROR_NOT_INITIALIZED;
-    *fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    snprintf(to.sun_path, sizeof to.sun_path, "/proc/self/fd/%d/%d", dir, *leader);
-    if (*fd >= 0 && connect(*fd, (struct sockaddr *)&to, sizeof to) != 0) {
-        rc = errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : gone_since(*leader);
-        close(*fd);
-        *fd = -1;
-    }
-    close(dir);
-    return rc == CUDA_SUCCESS && *fd < 0 ? CUDA_ERROR_NOT_INITIALIZED : rc;
+    *fd = ke_control_connect(target.pid_ns, target.pid, 0);
+    if (*fd >= 0) return CUDA_SUCCESS;
+    return errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : gone_since(*leader);
 }
 
 /* Sends a request and waits for the answer. A target that dies meanwhile closes its end: an error, not a hang. */
@@ -98,22 +91,19 @@ static CUresult ask(int pid, const struct ke_request *r, int *value) {
 /* Reads the state from the books: a driver without the manner answers even while the target cannot. */
 static CUresult look_up_state(int pid, int *state) {
     int leader;
-    CUresult rc = find_target(pid, &leader);
-    if (rc != CUDA_SUCCESS) return rc;
-    struct ke_state *s = ke_state_get(NULL);
-    ke_state_lock(s);
-    struct ke_proc *p = ke_proc_find(s, leader);
-    if (p) *state = (int)p->state;
-    ke_state_unlock(s);
-    return p ? CUDA_SUCCESS : not_there(s);
+    struct ke_proc target;
+    CUresult rc = find_target(pid, &leader, &target);
+    if (rc == CUDA_SUCCESS) *state = (int)target.state;
+    return rc;
 }
 
 KE_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
     int leader, found = 0;
+    struct ke_proc target;
     struct ke_state *s = ke_state_get(NULL);
     struct ke_request r = {.op = KE_OP_GET_STATE};
     if (!state) return CUDA_ERROR_INVALID_VALUE;
-    CUresult rc = find_target(pid, &leader);
+    CUresult rc = find_target(pid, &leader, &target);
     if (rc != CUDA_SUCCESS) return rc;
     begin_call();
     ke_fault_hang(s, leader, KE_OP_GET_STATE);

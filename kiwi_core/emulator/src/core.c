@@ -134,13 +134,15 @@ static CUresult initialise(void) {
     ke.state = s;
     if (ke.device_count == 0) find_devices();
     if (ke.device_count == 0) return CUDA_ERROR_NO_DEVICE;
-    if (!ke.slot && !(ke.slot = ke_proc_register(s))) return CUDA_ERROR_OUT_OF_MEMORY;
     static bool hooked;
     if (!hooked) pthread_atfork(NULL, NULL, after_fork_in_child);
     hooked = true;
+    /* First: in other PID namespaces a slot without a socket is that of a process that has ended. */
     CUresult rc = ke_server_start();
-    if (rc == CUDA_SUCCESS) ke.initialised = true;
-    return rc;
+    if (rc != CUDA_SUCCESS) return rc;
+    if (!ke.slot && !(ke.slot = ke_proc_register(s))) return CUDA_ERROR_OUT_OF_MEMORY;
+    ke.initialised = true;
+    return CUDA_SUCCESS;
 }
 
 KE_API CUresult cuInit(unsigned int flags) {
@@ -153,7 +155,7 @@ KE_API CUresult cuInit(unsigned int flags) {
 }
 
 KE_API const char *kiwi_emulator_version(void);
-KE_API const char *kiwi_emulator_version(void) { return "kiwi emulated CUDA driver, layout 2"; }
+KE_API const char *kiwi_emulator_version(void) { return "kiwi emulated CUDA driver, layout 4"; }
 
 /* Clears the books at a normal exit; after a kill, the next process that reads the books does so. */
 __attribute__((destructor)) static void at_exit(void) {

@@ -171,7 +171,6 @@ CUresult ke_enter(void);
 CUresult ke_enter_unheld(enum ke_manner manner, bool *skip);
 bool ke_has(enum ke_manner manner);
 void ke_leave(void);
-int ke_open_control(void); /* returns an O_PATH descriptor of the directory of control sockets */
 
 /* The body of a public call: passes the gate, evaluates the expression, leaves. */
 #define KE_CALL(expr)                  \

@@ -238,8 +238,9 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_in
     for (int i = 0; i < KE_PROCS_MAX; i++) {
         const struct ke_proc *p = &state->procs[i];
         uint64_t used = shown(p, d->gpu);
-        if (p->pid == 0 || used == 0) continue;
-        if (n < room) out[n] = (struct process_info){(unsigned)p->pid, used, ~0u, ~0u};
+        int pid = p->pid && used ? ke_pid_here(state, p) : 0;
+        if (pid <= 0) continue; /* NVML does not name those of another PID namespace */
+        if (n < room) out[n] = (struct process_info){(unsigned)pid, used, ~0u, ~0u};
         n++;
     }
     ke_state_unlock(state);

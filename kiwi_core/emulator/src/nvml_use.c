@@ -57,9 +57,11 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct sample *
     for (int i = 0; i < KE_PROCS_MAX && n < *count; i++) {
         const struct ke_proc *p = &state->procs[i];
         if (p->pid == 0 || p->context_bytes[d->gpu] == 0 || shown(p, d->gpu) == 0) continue;
+        int pid = ke_pid_here(state, p);
+        if (pid <= 0) continue;
         const struct reading *r = read_process(d, i, now);
         if (r->stamp_us <= last_seen_us) continue;
-        out[n++] = (struct sample){(unsigned)p->pid, r->stamp_us, r->percent, r->percent / 2, 0, 0};
+        out[n++] = (struct sample){(unsigned)pid, r->stamp_us, r->percent, r->percent / 2, 0, 0};
     }
     ke_state_unlock(state);
     pthread_mutex_unlock(&mu);

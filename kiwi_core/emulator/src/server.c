@@ -1,4 +1,4 @@
-/* The control socket <state>.d/<pid> of a target: one thread accepts, and each connection has a thread of its own. */
+/* The control socket <state>.d/<PID namespace>-<pid> of a target: one thread accepts, and each connection has a thread of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -99,17 +99,10 @@ static void *accept_all(void *unused) {
     }
 }
 
-/* Opens the directory of the sockets: their paths are limited to 108 bytes, so they go through its descriptor. */
-int ke_open_control(void) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s.d", ke_state_path());
-    return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-}
-
 static int bound(int dir) { /* returns a listening socket in `dir`, named by our pid; -1: errno says why */
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    char name[16];
-    snprintf(name, sizeof name, "%d", getpid());
+    char name[KE_CONTROL_NAME];
+    ke_control_name(name, ke_own_pid_ns(), getpid());
     unlinkat(dir, name, 0); /* left behind by a killed process with the same pid */
     snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", dir, name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -163,8 +156,8 @@ CUresult ke_server_start(void) {
 }
 
 void ke_server_stop(void) {
-    char name[16];
-    snprintf(name, sizeof name, "%d", getpid());
+    char name[KE_CONTROL_NAME];
+    ke_control_name(name, ke_own_pid_ns(), getpid());
     if (listener >= 0) unlinkat(directory, name, 0);
 }
 

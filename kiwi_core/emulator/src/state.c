@@ -10,7 +10,9 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -84,18 +86,65 @@ static uint64_t image_of(int pid) {
 
 /* Returns whether the process still runs its program: exec closes the driver's files, and the driver drops what it had
  * of the old program. */
-static int same_program(const struct ke_proc *p) {
-    uint64_t image = p->image ? image_of(p->pid) : 0;
+static int same_program(const struct ke_proc *p, int pid) {
+    uint64_t image = p->image ? image_of(pid) : 0;
     return !image || image == p->image;
 }
 
 /* Returns whether the slot's process lives. The caller may have no descriptor left, so a process counts as ended only if
- * the kernel says so. */
-static int alive(const struct ke_proc *p) {
+ * the kernel says so. One that is not visible here lives, as far as anybody here can tell. */
+static int alive(const struct ke_state *s, const struct ke_proc *p) {
     uint64_t ticks;
+    int pid = ke_pid_here(s, p);
+    if (pid <= 0) return pid == 0;
     errno = 0;
-    if (ke_process_start(p->pid, &ticks) == 0) return ticks == p->start_ticks && same_program(p);
+    if (ke_process_start(pid, &ticks) == 0) return ticks == p->start_ticks && same_program(p, pid);
     return errno != 0 && errno != ENOENT && errno != ESRCH;
+}
+
+/* ---- PID namespaces: each process writes the pid that it knows, and each reader translates it ----- */
+
+uint64_t ke_own_pid_ns(void) {
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
+}
+
+/* Asks the kernel: who has connected to a socket may ask who listens, and gets a pid of its own namespace. */
+static int asked_pid(const struct ke_proc *p) {
+    struct ucred who;
+    socklen_t size = sizeof who;
+    int fd = ke_control_connect(p->pid_ns, p->pid, SOCK_NONBLOCK);
+    if (fd < 0) return errno == ENOENT || errno == ECONNREFUSED ? -1 : 0;
+    int pid = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 ? who.pid : 0;
+    close(fd);
+    return pid;
+}
+
+int ke_pid_here(const struct ke_state *s, const struct ke_proc *p) {
+    static struct { /* by slot, under the shared lock */
+        uint64_t ns, start_ticks;
+        int reader, pid, here;
+    } known[KE_PROCS_MAX];
+    static uint64_t own_ns;
+    static int own_pid; /* a forked child may be in another namespace */
+    if (own_pid != getpid()) {
+        own_pid = getpid();
+        own_ns = ke_own_pid_ns();
+    }
+    if (p->pid_ns == own_ns) return p->pid;
+    long i = p - s->procs;
+    if (known[i].reader == own_pid && known[i].ns == p->pid_ns && known[i].pid == p->pid &&
+        known[i].start_ticks == p->start_ticks)
+        return known[i].here;
+    int here = asked_pid(p);
+    if (here >= 0) {
+        known[i].ns = p->pid_ns;
+        known[i].start_ticks = p->start_ticks;
+        known[i].reader = own_pid;
+        known[i].pid = p->pid;
+        known[i].here = here;
+    }
+    return here;
 }
 
 /* ---- mapping the file ----------------------------------------------------------------------- */
@@ -159,6 +208,36 @@ struct ke_state *ke_state_get(const char **why) {
 
 const char *ke_state_path(void) { return mapped_path ? mapped_path : ""; }
 
+/* ---- the control sockets' names: paths are limited to 108 bytes, so they go through a descriptor ---- */
+
+int ke_open_control(void) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s.d", ke_state_path());
+    return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+void ke_control_name(char name[KE_CONTROL_NAME], uint64_t pid_ns, int pid) {
+    snprintf(name, KE_CONTROL_NAME, "%llu-%d", (unsigned long long)pid_ns, pid);
+}
+
+int ke_control_connect(uint64_t pid_ns, int pid, int flags) {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    char name[KE_CONTROL_NAME];
+    ke_control_name(name, pid_ns, pid);
+    int dir = ke_open_control();
+    if (dir < 0) return -1;
+    snprintf(to.sun_path, sizeof to.sun_path, "/proc/self/fd/%d/%s", dir, name);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0), why = errno;
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) != 0) {
+        why = errno;
+        close(fd);
+        fd = -1;
+    }
+    close(dir);
+    errno = why;
+    return fd;
+}
+
 /* ---- the lock and the books ----------------------------------------------------------------- */
 
 void ke_state_lock(struct ke_state *s) {
@@ -185,12 +264,13 @@ struct ke_proc *ke_proc_register(struct ke_state *s) {
     ke_state_lock(s);
     ke_reap(s);
     for (int i = 0; i < KE_PROCS_MAX; i++) { /* without address randomisation, only this loop notices an exec */
-        if (s->procs[i].pid == getpid()) memset(&s->procs[i], 0, sizeof s->procs[i]);
+        if (ke_proc_ours(&s->procs[i])) memset(&s->procs[i], 0, sizeof s->procs[i]);
         if (!p && s->procs[i].pid == 0) p = &s->procs[i];
     }
     if (p) {
         memset(p, 0, sizeof *p);
         p->start_ticks = ticks;
+        p->pid_ns = ke_own_pid_ns();
         p->image = image_of(getpid());
         p->since_ns = ke_now_ns();
         p->pid = getpid(); /* last: a slot with a pid is complete */
@@ -199,7 +279,7 @@ struct ke_proc *ke_proc_register(struct ke_state *s) {
     return p;
 }
 
-int ke_proc_ours(const struct ke_proc *p) { return p->pid == getpid(); }
+int ke_proc_ours(const struct ke_proc *p) { return p->pid == getpid() && p->pid_ns == ke_own_pid_ns(); }
 
 void ke_proc_unregister(struct ke_state *s, struct ke_proc *p) {
     ke_state_lock(s);
@@ -216,7 +296,7 @@ static bool took_host_down(const struct ke_state *s, const struct ke_proc *p) {
 void ke_reap(struct ke_state *s) {
     for (int i = 0; i < KE_PROCS_MAX; i++) {
         struct ke_proc *p = &s->procs[i];
-        if (!p->pid || alive(p)) continue;
+        if (!p->pid || alive(s, p)) continue;
         if (took_host_down(s, p) && !s->host_down) s->host_down = p->pid;
         memset(p, 0, sizeof *p);
     }
@@ -224,7 +304,8 @@ void ke_reap(struct ke_state *s) {
 
 struct ke_proc *ke_proc_find(struct ke_state *s, int pid) {
     for (int i = 0; i < KE_PROCS_MAX; i++) {
-        if (s->procs[i].pid == pid && alive(&s->procs[i])) return &s->procs[i];
+        struct ke_proc *p = &s->procs[i];
+        if (p->pid && ke_pid_here(s, p) == pid && alive(s, p)) return p;
     }
     return NULL;
 }

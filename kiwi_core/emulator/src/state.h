@@ -13,7 +13,7 @@
 #include <sys/types.h>
 
 #define KE_MAGIC "KIWIEMU1"
-#define KE_LAYOUT 3u
+#define KE_LAYOUT 4u
 #define KE_GPUS_MAX 16   /* as many as one machine commonly holds */
 #define KE_PROCS_MAX 256 /* processes with CUDA initialised at the same time, per emulated machine */
 #define KE_FAULTS_MAX 64
@@ -92,6 +92,7 @@ struct ke_gpu {
 struct ke_proc {
     int32_t pid; /* 0: the slot is free */
     uint32_t state;
+    uint64_t pid_ns;      /* inode of its PID namespace, in which it has that pid */
     uint64_t start_ticks; /* field 22 of /proc/pid/stat: tells a reused pid apart */
     uint64_t image;       /* hash of /proc/pid/auxv: tells a program apart that was started by exec; 0: unknown */
     uint64_t since_ns;    /* CLOCK_MONOTONIC when CUDA was initialised */
@@ -139,6 +140,15 @@ struct ke_state {
 struct ke_state *ke_state_get(const char **why);
 const char *ke_state_path(void);
 
+/* Returns an O_PATH descriptor of the directory of control sockets, or -1. */
+int ke_open_control(void);
+enum { KE_CONTROL_NAME = 40 };
+/* The name of a process's control socket: containers may have the same pids. */
+void ke_control_name(char name[KE_CONTROL_NAME], uint64_t pid_ns, int pid);
+/* Connects to the socket of that name; `flags` are those of socket(). -1: errno says why. */
+int ke_control_connect(uint64_t pid_ns, int pid, int flags);
+uint64_t ke_own_pid_ns(void);
+
 /* The shared lock. A holder that died leaves nothing half done but write_seq, which is repaired. */
 void ke_state_lock(struct ke_state *s);
 void ke_state_unlock(struct ke_state *s);
@@ -149,7 +159,9 @@ void ke_proc_unregister(struct ke_state *s, struct ke_proc *p);
  * already belong to another process. Lock held. */
 int ke_proc_ours(const struct ke_proc *p);
 void ke_reap(struct ke_state *s);                       /* lock held: frees the slots of the dead */
-struct ke_proc *ke_proc_find(struct ke_state *s, int pid); /* lock held; live ones only */
+struct ke_proc *ke_proc_find(struct ke_state *s, int pid); /* lock held; live ones only, by the pid here */
+/* Returns the pid by which this process knows the slot's; 0: it is not visible here, -1: it has ended. Lock held. */
+int ke_pid_here(const struct ke_state *s, const struct ke_proc *p);
 uint64_t ke_gpu_used(const struct ke_state *s, unsigned gpu); /* lock held */
 
 /* Takes (or with a negative delta gives back) bytes of a GPU. Returns 0, or -1 if they do not fit. */
