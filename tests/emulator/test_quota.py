@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cuda_processes import wait_until
@@ -14,7 +15,14 @@ from cuda_processes import wait_until
 from kiwi_core import emulator
 from kiwi_core.emulator import _layout
 
+if TYPE_CHECKING:
+    from cuda_processes import Worker
+
 MIB = 1 << 20
+
+
+def socket_name(worker: Worker) -> str:
+    return f"{Path('/proc/self/ns/pid').stat().st_ino}-{worker.pid}"
 
 
 def test_processes_share_a_gpu_and_see_each_other(machine):
@@ -51,8 +59,7 @@ def test_a_killed_process_frees_its_memory_for_the_next_allocation(machine):
 def test_a_normal_exit_clears_the_books_and_the_socket(machine):
     a = machine.worker()
     a.do("p = alloc(MIB)")
-    name = f"{Path('/proc/self/ns/pid').stat().st_ino}-{a.pid}"
-    socket = machine.state.with_name(machine.state.name + ".d") / name
+    socket = machine.state.with_name(machine.state.name + ".d") / socket_name(a)
     assert socket.exists()
     a.end_input()
     assert a.ended(30.0)
@@ -76,11 +83,11 @@ def test_another_user_reaches_the_socket_and_is_refused(machine):
     """Root without CAP_DAC_OVERRIDE must reach it, so its mode cannot say who may ask."""
     a = machine.worker("os.umask(0o077); ck(driver.cuInit(0))")
     directory = machine.state.with_name(machine.state.name + ".d")
-    assert (directory / str(a.pid)).stat().st_mode & 0o777 == 0o666
+    assert (directory / socket_name(a)).stat().st_mode & 0o777 == 0o666
     directory.chmod(0o777)  # as root's daemon makes it
     request_bytes = 12 + 32 * _layout.GPUS_MAX
     answer = subprocess.run(
-        [sys.executable, "-I", "-c", ASK, directory, str(a.pid), str(request_bytes)],
+        [sys.executable, "-I", "-c", ASK, directory, socket_name(a), str(request_bytes)],
         capture_output=True, text=True, check=True, timeout=30,
     ).stdout  # fmt: skip
     assert int(answer) == 800, "CUDA_ERROR_NOT_PERMITTED"
