@@ -147,7 +147,7 @@ truth: $(LAB_READY)  ## a crowded GPU for MINUTES=30, every surface compared at 
 mutations: $(READY)  ## break Kiwi in thirty places, one after another: does make test notice each?
 	@$(BIN)/python tests/mutations.py
 
-cluster: $(READY)  ## JupyterHub and Slurm on emulated machines, from scratch to a verdict (root, Debian or Ubuntu)
+cluster: $(READY)  ## JupyterHub, Slurm, containers and Kubernetes' schemas, from scratch to a verdict (root, Debian or Ubuntu)
 	@$(BIN)/python tests/cluster/run.py
 
 soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one

@@ -6,7 +6,9 @@ the cgroup of the notebook, not of the daemon. The strictest limit of all these 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -167,21 +169,51 @@ def _groups(root: Path, who: str, mounts: tuple[_Mount, ...]) -> list[tuple[Path
             v1 = mount.files is _V1 and "memory" in controllers.split(",")
             v2 = mount.files is _V2 and number == "0"
             if v1 or v2:
-                found += [(d, mount.files) for d in _upwards(mount, path)]
+                found += [(d, mount.files) for d in _upwards(mount, path, mounts)]
     return found
 
 
-def _upwards(mount: _Mount, path: str) -> list[Path]:
+def _upwards(mount: _Mount, path: str, mounts: tuple[_Mount, ...]) -> list[Path]:
     """Return the directories from the group's to the mount point."""
+    if ".." in mount.inside.split("/"):
+        return _in_whole_tree(mount, path, mounts)
     if ".." in path.split("/"):
         return []  # outside our cgroup namespace: not visible here
     inside = mount.inside.rstrip("/")
     # In a container with the host's cgroup namespace only our own part is mounted, or the path
     # names nothing here: then the mount point itself is the group.
     relative = path[len(inside) :] if path.startswith(inside) else ""
-    directory = mount.directory / relative.strip("/")
+    return _to_top(mount.directory / relative.strip("/"), mount.directory)
+
+
+def _in_whole_tree(mount: _Mount, path: str, mounts: tuple[_Mount, ...]) -> list[Path]:
+    """Return the same if the whole tree was mounted into this container, which has a cgroup
+    namespace of its own. All paths start at our own group there, and go up by "..": so we look for
+    our group in the tree, by the inode that the other mount has."""
+    own = next((m.directory for m in mounts if m.files is mount.files and m.inside == "/"), None)
+    steps = [step for step in path.split("/") if step]
+    up = steps.count("..")
+    names = own and _found(own, mount.directory, mount.inside.split("/").count(".."))
+    if not names or up > len(names):
+        return []
+    group = mount.directory.joinpath(*names[: len(names) - up], *steps[up:])
+    return _to_top(group, mount.directory)
+
+
+@cache
+def _found(own: Path, tree: Path, depth: int) -> tuple[str, ...] | None:
+    """Return where the group that is mounted at ``own`` is in ``tree``; it does not move."""
+    with suppress(OSError):
+        inode = own.stat().st_ino
+        for place in tree.glob("/".join("*" * depth)):
+            if place.stat().st_ino == inode:
+                return place.relative_to(tree).parts
+    return None
+
+
+def _to_top(directory: Path, top: Path) -> list[Path]:
     found = [directory]
-    while directory != mount.directory:
+    while directory != top:
         directory = directory.parent
         found.append(directory)
     return found

@@ -124,6 +124,37 @@ def test_groups_outside_of_our_view_are_left_out(v2: Machine) -> None:
     assert v2.available(9) == 48 * GIB
 
 
+def daemons_container(root: Path, tree_at: str) -> Machine:
+    """A container with a cgroup namespace of its own, and the machine's whole tree: its own mount
+    shows the group ``kubepods/pod-a/own``."""
+    inside = "30 24 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n"
+    whole = f"40 24 0:26 {tree_at} /host/cgroup ro - cgroup2 cgroup2 rw\n"
+    machine = Machine(root, inside + whole)
+    for group, max_bytes in {
+        "kubepods": 40 * GIB, "kubepods/pod-a/own": "max", "kubepods/pod-b/server": 8 * GIB,
+    }.items():  # fmt: skip
+        machine.write(f"host/cgroup/{group}/memory.max", f"{max_bytes}\n")
+        machine.write(f"host/cgroup/{group}/memory.current", f"{GIB}\n")
+    (root / "sys/fs").mkdir(parents=True)
+    (root / "sys/fs/cgroup").symlink_to(root / "host/cgroup/kubepods/pod-a/own")
+    machine.write("proc/self/cgroup", "0::/\n")
+    machine.write("proc/7/cgroup", "0::/../../pod-b/server\n")
+    return machine
+
+
+def test_a_container_that_has_the_whole_tree_sees_the_groups_of_others(tmp_path: Path) -> None:
+    machine = daemons_container(tmp_path, "/../../..")
+    assert machine.available() == 39 * GIB, "what the kubelet leaves to all pods"
+    assert machine.available(7) == 7 * GIB
+    assert str(host.shortage([7], 9 * GIB, machine.root)) == (
+        "its memory limit is 8 GiB, and 10 GiB are needed: ask for --mem=10240M"
+    )
+
+
+def test_a_tree_in_which_our_own_group_is_not_found_says_nothing(tmp_path: Path) -> None:
+    assert daemons_container(tmp_path, "/../..").available(7) == 48 * GIB
+
+
 def test_the_budget_counts_what_is_out_and_keeps_a_reserve(v2: Machine) -> None:
     budget = host.host_budget_bytes(2 * GIB, 10 * GIB, root=v2.root)
     assert budget == 10 * GIB + 48 * GIB - 2 * GIB
