@@ -78,18 +78,19 @@ def test_a_node_with_mps_offers_nothing(watch: Watch, clock: Clock, tmp_path: Pa
 def test_each_change_is_told_once(watch: Watch, clock: Clock) -> None:
     async def follow() -> list[dict[str, str]]:
         changes = watch.changes()
-        told = [await anext_of(changes)]
-        waiting = asyncio.ensure_future(anext_of(changes))
-        for statuses in ([A], [A], [A, B]):
-            watch.take(statuses)
+        told = []
+        for news in ([A], [A, B]):
+            waiting = asyncio.ensure_future(anext_of(changes))
             await asyncio.sleep(0)
-        told.append(await waiting)
+            assert not waiting.done()  # also before the first look: an empty list is not said
+            watch.take(news)
+            told.append(await waiting)
+            watch.take(news)
         return told
 
     async def anext_of(changes: object) -> dict[str, str]:
         return await changes.__anext__()  # type: ignore[attr-defined, no-any-return]
 
-    watch.take([A])
     assert asyncio.run(follow()) == [{"GPU-0": ""}, {"GPU-0": "", "GPU-1": ""}]
 
 
