@@ -33,6 +33,9 @@ expected to grow. Only the growth after that counts."""
 GROWTH_LIMIT = 1.05
 """Limit of resident memory at the end against that after the warm-up, to count as flat."""
 
+GRANT_LIMIT_MS = 250.0
+"""Limit of the 99th percentile of a grant, with the wait for the sessions ahead."""
+
 
 def watch(process: psutil.Process, load: subprocess.Popen[str]) -> list[dict[str, float]]:
     """Return the daemon's memory, descriptors and processor time, each second until the load
@@ -146,10 +149,11 @@ def main() -> int:
             target(f"cycles asked for / done {mode}", short, 1.1),
             target(f"sessions that failed {mode}", one["failed"], 0, "sessions"),
         ]
-        if one["anti_thrash"] == "on":  # the other run is too short for this
-            targets.append(
-                target("memory at the end / after warm-up", one["rss_growth"], GROWTH_LIMIT)
-            )
+        if one["anti_thrash"] == "on":  # the other run is too short for the memory
+            targets += [
+                target("99th percentile of a grant", one["grant_p99_ms"], GRANT_LIMIT_MS, "ms"),
+                target("memory at the end / after warm-up", one["rss_growth"], GROWTH_LIMIT),
+            ]
     report("daemon_load", {"machine": where, "runs": runs, "targets": targets}, args)
     return 0
 

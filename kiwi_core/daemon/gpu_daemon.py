@@ -69,7 +69,7 @@ from kiwi_core.peer_limits import (
     USAGE_QUESTIONS,
 )
 from kiwi_core.sched.replay import JournalHeader
-from kiwi_core.states import Residency, SessionState
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -241,7 +241,7 @@ class GpuDaemon:
         tally = Tally()
         self._gauges: Gauges = Gauges(
             machine.memory, kiwis=self._kiwis, movers=lambda: machine.movers.pids,
-            outside_bytes=lambda: self._core.view().outside_bytes, changed=self._told,
+            outside_bytes=lambda: scheduler.outside_bytes, changed=self._told,
         )  # fmt: skip
         reporter = Reporter(
             scheduler, self._registry, rights, machine.gpu, self._links, self._pager, self._budget,
@@ -388,8 +388,7 @@ class GpuDaemon:
 
     def _everybody(self) -> list[Target]:
         """Return all sessions that may have memory in the GPU."""
-        sessions = self._core.view().sessions
-        return self._targets(s.id for s in sessions if s.state is not SessionState.LOST)
+        return self._targets(self._core.scheduler.not_lost)
 
     def _kiwis(self) -> set[ProcessRef]:
         """Return the root processes of everything that Kiwi manages on this GPU."""

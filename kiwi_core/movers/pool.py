@@ -13,7 +13,7 @@ import structlog
 
 from kiwi_core.movers.errors import busy, died, hung
 from kiwi_core.movers.messages import Call
-from kiwi_core.movers.worker import Worker
+from kiwi_core.movers.worker import Worker, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +61,7 @@ class Movers:
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         self._failures = 0
         self._again: asyncio.TimerHandle | None = None
+        self._retiring: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
@@ -75,14 +76,15 @@ class Movers:
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + deadline_s
         try:
-            worker = await asyncio.wait_for(self._take(), deadline_s)
+            worker = await self._take(deadline_s)
         except asyncio.TimeoutError:
             raise busy(what, deadline_s) from None
         answered = False
         long = loop.call_later(LONG_S, self._takes_long, worker)
         try:
             asked = worker.ask(Call(name, list(args)))
-            value = await asyncio.wait_for(asked, max(0.0, ends_at_s - loop.time()))
+            answer = await asyncio.wait_for(asked, max(0.0, ends_at_s - loop.time()))
+            value = value_of(answer)
             answered = True
         except asyncio.TimeoutError:
             log.warning("a driver call hangs", what=what, seconds=deadline_s, mover=worker.pid)
@@ -115,9 +117,13 @@ class Movers:
 
     # --- handing out ----------------------------------------------------------------------------
 
-    async def _take(self) -> Worker:
-        if self._idle:
+    async def _take(self, deadline_s: float) -> Worker:
+        """Return a worker; raise ``TimeoutError`` if none is free in time."""
+        if self._idle:  # as nearly always: spare the call a task and a round of the loop
             return self._idle.pop()  # the one used last, so that the others can be retired
+        return await asyncio.wait_for(self._next_free(), deadline_s)
+
+    async def _next_free(self) -> Worker:
         place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         try:
@@ -136,12 +142,19 @@ class Movers:
                 place.set_result(worker)
                 return
         self._idle.append(worker)
-        asyncio.get_running_loop().call_later(IDLE_S, self._retire)
+        if self._retiring is None and self._too_many:
+            self._retiring = asyncio.get_running_loop().call_later(IDLE_S, self._retire)
+
+    @property
+    def _too_many(self) -> bool:
+        return len(self._workers) > self._least + len(self._long)
 
     def _retire(self) -> None:
-        """End the longest idle worker if there are too many. (Scheduled after every call.)"""
-        if self._idle and len(self._workers) > self._least + len(self._long):
+        """End the longest idle worker if there are still too many, and look again later."""
+        self._retiring = None
+        if self._idle and self._too_many:
             self._kill(self._idle[0])
+            self._retiring = asyncio.get_running_loop().call_later(IDLE_S, self._retire)
 
     def _takes_long(self, worker: Worker) -> None:
         """Start another worker for new calls, since this one moves memory, or hangs."""

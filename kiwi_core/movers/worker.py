@@ -57,13 +57,13 @@ class Worker(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         return await answer
 
-    async def ask(self, call: Call) -> Any:
-        """Return what the call returned, or raise what it raised. Raise ``OSError`` if the worker
-        has ended."""
+    def ask(self, call: Call) -> asyncio.Future[Answer]:
+        """Send ``call`` and return its answer to come, which is an ``OSError`` if the worker ends
+        meanwhile. Raise ``OSError`` if it has ended."""
         answer = self._expect()
         assert self._transport is not None
         self._transport.write(frame(call))
-        return _value(await answer)
+        return answer
 
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -112,7 +112,8 @@ def _process(its: socket.socket, environment: Mapping[str, str] | None) -> subpr
     )  # fmt: skip
 
 
-def _value(answer: Answer) -> Any:
+def value_of(answer: Answer) -> Any:
+    """Return what the call returned, or raise what it raised."""
     failure = answer.failure
     if failure is None:
         return answer.value

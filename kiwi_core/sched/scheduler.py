@@ -18,7 +18,7 @@ from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.sched.rules import arrivals, hints, kept_out, observations, outcomes
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.sched.rules.settle import settle
-from kiwi_core.sched.snapshot import snapshot, state_of
+from kiwi_core.sched.snapshot import holders_told, queue_told, snapshot, state_of
 from kiwi_core.states import AntiThrash, SessionState
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.events import Event
     from kiwi_core.sched.model.accounts import Account
     from kiwi_core.sched.model.stories import StoryLine
-    from kiwi_core.sched.view import GpuView, HistoryView
+    from kiwi_core.sched.view import GpuView, HistoryView, QueueView
     from kiwi_core.units import SessionId
 
 _HANDLERS = {
@@ -122,11 +122,28 @@ class Scheduler:
         known = self._st.sessions.get(session)
         return None if known is None or known.gone else state_of(known)
 
+    @property
+    def outside_bytes(self) -> int:
+        """The GPU memory that programs outside Kiwi hold."""
+        return self._st.outside_bytes
+
+    @property
+    def not_lost(self) -> tuple[SessionId, ...]:
+        """The sessions that may have memory in the GPU or in system RAM."""
+        sessions = self._st.sessions.values()
+        return tuple(s.id for s in sessions if not s.gone and s.home is not Home.LOST)
+
     def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
         """Return the view. ``ahead`` adds the forecast, which costs up to a millisecond a few times
         a second: set it where users read the view. Without it no wait has a figure."""
         told = self._forecast.look(self._st, now_ns) if ahead else {}
         return snapshot(self._st, now_ns, self._forecast, told)
+
+    def queue(self, now_ns: int) -> tuple[tuple[SessionId, ...], tuple[QueueView, ...]]:
+        """Return the holders and the queue of the view with the forecast: what waiters are told,
+        without the views of all sessions."""
+        told = self._forecast.look(self._st, now_ns)
+        return holders_told(self._st), queue_told(self._st, told, now_ns)
 
     def newcomer_wait_ns(self, now_ns: int, before: int = 0) -> int | None:
         """Return how long a session of which nothing is known would wait if it asked now, after

@@ -48,8 +48,8 @@ def snapshot(
         why=_why(st),
         swap_round_trip_ns=round_trip_ns,
         floor_ns=max(floor_ns, min(st.turn_settings.tq_ns, st.turn_settings.min_run_ns)),
-        holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
-        queue=_queue(st, told, now_ns),
+        holders=holders_told(st),
+        queue=queue_told(st, told, now_ns),
         foretold=len(forecast.kept),
         foretold_well=forecast.right,
         sessions=tuple(_session(st, session, now_ns) for session in present),
@@ -97,9 +97,16 @@ def _waiters(st: State) -> Iterator[Session]:
     yield from (session for session in st.kept_out.values() if session.aside)
 
 
-def _queue(
+def holders_told(st: State) -> tuple[SessionId, ...]:
+    """Return the sessions that hold the lease or are being stopped, in the order of joining."""
+    sessions = st.sessions.values()
+    return tuple(s.id for s in sessions if not s.gone and (s.want is Want.RUNNING or s.stopping))
+
+
+def queue_told(
     st: State, told: Mapping[SessionId, ShownForecast], now_ns: int
 ) -> tuple[QueueView, ...]:
+    """Return the waiters with their forecasts."""
     return tuple(
         _waiter(waiter, position, told.get(waiter.id), now_ns)
         for position, waiter in enumerate(_waiters(st), start=1)

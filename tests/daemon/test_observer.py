@@ -11,8 +11,9 @@ from fake_pager import FakePager
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.engine import observer
-from kiwi_core.daemon.engine.observer import Observer
-from kiwi_core.units import MIB, NS_PER_MS
+from kiwi_core.daemon.engine.observer import AT_ONCE, BESIDE_A_WAIT, Observer
+from kiwi_core.pager.api import ProcessRef, Target
+from kiwi_core.units import MIB, NS_PER_MS, SessionId
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -21,6 +22,41 @@ def test_who_waits_for_what_others_hold_is_not_kept_waiting_for_the_next_round(
 ) -> None:
     monkeypatch.setattr(observer, "QUIET_INTERVAL_S", 1000.0)
     assert asyncio.run(_looks(waits=waits, enough=5)) == (5 if waits else 1)
+
+
+def test_a_look_that_somebody_waits_for_takes_few_others_along() -> None:
+    """A round of many sessions takes its share of such a look, but not more."""
+
+    async def story() -> tuple[set[SessionId], set[SessionId]]:
+        everybody = [Target(SessionId(f"k{n}"), ProcessRef(n, n)) for n in range(1, 3 * AT_ONCE)]
+        seen: set[SessionId] = set()
+        one = Observer(
+            DEFAULTS,
+            FakePager(64 * MIB),
+            free_bytes=_free_bytes,
+            host_budget_bytes=lambda: 0,
+            everybody=lambda: everybody,
+            runners=list,
+            unlocked=list,
+            waiting=lambda: False,
+            feed=lambda _event: None,
+            seen=lambda target, _seen: seen.add(target.session),
+        )
+        ended = asyncio.Event()
+        one.after_a_look(everybody[-1], ended.set)
+        task = asyncio.ensure_future(one.run())
+        await ended.wait()
+        first = set(seen)
+        while len(seen) < len(everybody):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return first, {target.session for target in everybody}
+
+    first, everybody = asyncio.run(story())
+    assert len(first) == 1 + BESIDE_A_WAIT
+    assert first < everybody
 
 
 async def _free_bytes() -> int:

@@ -276,5 +276,5 @@ def test_the_batch_job_of_a_process(
     monkeypatch: pytest.MonkeyPatch, group: str, variable: str, job: str
 ) -> None:
     texts = {"/proc/12/cgroup": f"{group}\n", "/proc/12/environ": f"A=1\0{variable}\0"}
-    monkeypatch.setattr(processes, "_text", texts.__getitem__)
+    monkeypatch.setattr(processes, "text_of", texts.__getitem__)
     assert processes.job_of(12) == job

@@ -210,6 +210,7 @@ def test_a_caller_that_is_cancelled_frees_its_place(world: World) -> None:
 def test_a_reading_of_nvml_that_hangs(world: World) -> None:
     movers = world.movers(KIWI_EMULATOR_HANG="nvmlDeviceGetMemoryInfo")
     program = world.program()
+    assert world.state(movers, program.pid) is CheckpointState.RUNNING, "a worker has started"
     with pytest.raises(Hung):
         world.loop.run(movers.call("free_bytes", world.gpu.uuid, deadline_s=HANGS_S))
     assert world.state(movers, program.pid) is CheckpointState.RUNNING

@@ -10,7 +10,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut, Resume, Suspend
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, Reason, Residency
+from kiwi_core.states import AntiThrash, Reason, Residency, SessionState
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 A, B, NOBODY = SessionId("a"), SessionId("b"), SessionId("nobody")
@@ -57,6 +57,11 @@ def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
             s.id: s.state for s in view.sessions
         }
         assert scheduler.state_of(NOBODY) is None
+        ahead = scheduler.view(now_ns, ahead=True)
+        assert scheduler.queue(now_ns) == (ahead.holders, ahead.queue)
+        assert scheduler.outside_bytes == view.outside_bytes
+        there = [s.id for s in view.sessions if s.state is not SessionState.LOST]
+        assert list(scheduler.not_lost) == there
         assert (scheduler.tq_ns, scheduler.anti_thrash) == (view.tq_ns, view.anti_thrash)
         return actions
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.roster.roster import Remembering
     from kiwi_core.pager.api import Pager
     from kiwi_core.sched.scheduler import Scheduler
-    from kiwi_core.sched.view import GpuView
     from kiwi_core.states import Priority
     from kiwi_core.units import SessionId
 
@@ -141,9 +140,6 @@ class Core:
             answer(None if self.scheduler.moves_out(member.id) else _NO_HOST_MEMORY)
 
         self.observer.after_a_look(member.target, feed)
-
-    def view(self) -> GpuView:
-        return self.scheduler.view(time.monotonic_ns())
 
     def wind_down(self) -> None:
         """Begin nothing new from now on; running operations still report."""

@@ -41,8 +41,12 @@ HANGS_AFTER_S = 10.0
 """A look takes milliseconds; after this time it counts as hanging."""
 
 AT_ONCE = 32
-"""Sessions of a round that are observed together (a few milliseconds): a look that somebody waits
-for must not wait for a thousand others."""
+"""Sessions of a round that are observed together (a few milliseconds): a look that somebody begins
+to wait for must not wait for a thousand others."""
+
+BESIDE_A_WAIT = 1
+"""Sessions of a round that are observed in a look that somebody waits for. At 200 such looks a
+second, a round of 1,000 sessions still takes ``QUIET_INTERVAL_S``."""
 
 BETWEEN_PARTS_S = 0.05
 """Pause between parts of a round. A round of 2,000 sessions takes ``QUIET_INTERVAL_S``."""
@@ -168,10 +172,10 @@ class Observer:
                 self._round = deque(self._everybody())
                 self.without_driver &= {target.session for target in self._round}
                 next_round_s = time.monotonic() + QUIET_INTERVAL_S
-            for _ in range(min(AT_ONCE, len(self._round))):
+            waiting, self._waiting = self._waiting, []
+            for _ in range(min(BESIDE_A_WAIT if waiting else AT_ONCE, len(self._round))):
                 target = self._round.popleft()
                 targets[target.session] = target
-            waiting, self._waiting = self._waiting, []
             targets |= {w.target.session: w.target for w in waiting}
             await self._look(list(targets.values()))
             _all_go_on(waiting)
@@ -185,8 +189,11 @@ class Observer:
     async def _look(self, targets: list[Target]) -> None:
         began_s = self._began_s = time.monotonic()
         try:
-            looked, problem = await self._observe(targets)
-            event = _observed(looked, await self._free_bytes(), round(began_s * NS_PER_S))
+            # Side by side: a session that ends its burst waits for both.
+            (looked, problem), free_bytes = await asyncio.gather(
+                self._observe(targets), self._free_bytes()
+            )
+            event = _observed(looked, free_bytes, round(began_s * NS_PER_S))
             budget = self._budget()
         except (KiwiError, OSError) as error:
             self._note(str(error))

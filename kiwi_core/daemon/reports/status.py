@@ -25,7 +25,7 @@ from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from kiwi_core.daemon.base.peers import Peer, Rights
     from kiwi_core.daemon.engine.gauges import Gauges, RamGauge
@@ -184,19 +184,20 @@ class Reporter:
     def waiting(self, now_ns: int) -> Iterator[tuple[Member, m.Waiting]]:
         """Yield a message for every waiter: its position, the holders, and the expected wait. A
         status of the same ``now_ns`` has the same figures."""
-        view = self._scheduler.view(now_ns, ahead=True)
-        for entry in view.queue:
+        holders, queue = self._scheduler.queue(now_ns)
+        for entry in queue:
             member = self._registry.get(entry.session)
             if member is not None and member.connection is not None:
-                yield member, self._word(member, member.connection.peer, view, entry)
+                holder = self._holders(member.connection.peer, holders)
+                yield member, self._word(member, holder, entry)
 
-    def _word(self, member: Member, reader: Peer, view: GpuView, entry: QueueView) -> m.Waiting:
+    def _word(self, member: Member, holder: str, entry: QueueView) -> m.Waiting:
         text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         return m.Waiting(
             burst=member.client_burst,
             position=entry.position,
             ahead=entry.position - 1,
-            holder=self._holders(reader, view),
+            holder=holder,
             expected_wait_s=_seconds(entry.expected_wait_ns),
             expected_low_s=_seconds(entry.expected_low_ns),
             expected_high_s=_seconds(entry.expected_high_ns),
@@ -206,9 +207,9 @@ class Reporter:
             detail=f"{text} {remedy}".strip(),
         )
 
-    def _holders(self, reader: Peer, view: GpuView) -> str:
+    def _holders(self, reader: Peer, holders: Iterable[SessionId]) -> str:
         names = []
-        for session in view.holders:
+        for session in holders:
             holder = self._registry.get(session)
             visible = holder is not None and self._rights.may_see(reader, holder.identity)
             names.append(holder.name if holder and visible else ANOTHER_USER)

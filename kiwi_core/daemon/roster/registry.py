@@ -152,6 +152,8 @@ class SessionRegistry:
         self.share = share if share is not None else Shares()[SESSIONS]
         self._by_id: dict[SessionId, Member] = {}
         self._by_ref: dict[ProcessRef, Member] = {}
+        self._refs: frozenset[ProcessRef] | None = None
+        """The keys of ``_by_ref``, made when they are asked for after a change."""
         self._on_death = on_death
         self._departed: dict[SessionId, Known] = {}
         self._look_through_at = DEPARTED_MIN
@@ -163,7 +165,10 @@ class SessionRegistry:
 
     def refs(self) -> frozenset[ProcessRef]:
         """Return the processes of all sessions. May be called in any thread."""
-        return frozenset(member.ref for member in list(self._by_id.values()))
+        refs = self._refs
+        if refs is None:
+            refs = self._refs = frozenset(tuple(self._by_ref))
+        return refs
 
     def get(self, session: str) -> Member | None:
         return self._by_id.get(SessionId(session))
@@ -188,6 +193,7 @@ class SessionRegistry:
         member.container = containers.container_of(member.ref.pid)
         self._by_id[member.id] = member
         self._by_ref[member.ref] = member
+        self._refs = None
         self.share.take(member.uid)
         asyncio.get_running_loop().add_reader(pidfd, self._died, member)
 
@@ -195,6 +201,7 @@ class SessionRegistry:
         if self._by_id.pop(member.id, None) is None:
             return
         self._by_ref.pop(member.ref, None)
+        self._refs = None
         self.share.give_back(member.uid)
         self._unwatch(member)
         if member.forget is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -31,6 +32,10 @@ VERSION = 1
 
 DELAY_S = 0.05
 """Delay with which grants and ends reach the file; before an operation it is always written."""
+
+SHARE = 20
+"""The delay is at least this many times the processor time of the last write, so that the roster of
+a thousand sessions takes a small share of the loop."""
 
 _Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -159,6 +164,7 @@ class Remembering:
         self._gather = gather
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.TimerHandle | None = None
+        self._delay_s = DELAY_S
 
     @property
     def failing(self) -> bool:
@@ -168,7 +174,9 @@ class Remembering:
         if self._due is not None:
             self._due.cancel()
             self._due = None
+        began_s = time.thread_time()
         self._file.write(self._gather())
+        self._delay_s = max(DELAY_S, SHARE * (time.thread_time() - began_s))
 
     def save_anew(self) -> None:
         """Write even if nothing has changed, because the file may be gone."""
@@ -180,4 +188,4 @@ class Remembering:
 
     def save_soon(self) -> None:
         if self._due is None:
-            self._due = self._loop.call_later(DELAY_S, self.save)
+            self._due = self._loop.call_later(self._delay_s, self.save)

@@ -14,6 +14,7 @@ import structlog
 from kiwi_core.daemon.roster.notices import reason
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved
+from kiwi_core.states import Residency
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ LOOK_EVERY_S = 0.05
 NEXT_AFTER_S = 2.0
 """Time after which a slow or hanging session no longer delays the next. (The pager lets no two
 count on the same room.)"""
+
+LOOKS_AT_ONCE = 32
+"""Sessions that the driver is asked about side by side: nearly all have nothing to page in."""
 
 NO_ANSWER = "the driver did not answer in time"
 
@@ -80,8 +84,10 @@ async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> d
     """Page in ``targets``, in order, until ``ends_at_s`` (monotonic); leave hanging calls behind.
     Return the sessions that had to stay out, with the reason."""
     tasks: dict[SessionId, asyncio.Task[str]] = {}
-    for target in targets:
-        task = asyncio.ensure_future(_bring_one_back(pager, target, ends_at_s))
+    places = asyncio.Semaphore(LOOKS_AT_ONCE)
+    looks = [asyncio.ensure_future(_needs_a_page_in(pager, one, places)) for one in targets]
+    for target, look in zip(targets, looks, strict=True):
+        task = asyncio.ensure_future(_bring_one_back(pager, target, look, ends_at_s))
         tasks[target.session] = task
         await asyncio.wait(
             [task], timeout=max(0.0, min(NEXT_AFTER_S, ends_at_s - time.monotonic()))
@@ -103,10 +109,18 @@ def _why(task: asyncio.Task[str]) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def _bring_one_back(pager: Pager, target: Target, ends_at_s: float) -> str:
+async def _needs_a_page_in(pager: Pager, target: Target, places: asyncio.Semaphore) -> bool:
+    """Return false if it has ended, or neither the driver nor a library holds anything of it."""
+    async with places:
+        seen = await pager.observe(target)
+    return seen.alive and (bool(seen.processes) or seen.residency is not Residency.RESIDENT)
+
+
+async def _bring_one_back(
+    pager: Pager, target: Target, look: asyncio.Task[bool], ends_at_s: float
+) -> str:
     """Return why it had to stay out; "" if it is back, or there is nothing to page in."""
-    seen = await pager.observe(target)
-    if not seen.alive:
+    if not await look:
         return ""
     outcome = await pager.page_in(target, round(ends_at_s * NS_PER_S))
     if isinstance(outcome, Moved):

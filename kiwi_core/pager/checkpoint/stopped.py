@@ -3,6 +3,7 @@ until it goes on. Read from ``/proc``; no driver call."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -47,25 +48,31 @@ def why_frozen(ref: ProcessRef) -> str:
     return BY_FREEZER if any(_says_frozen(place) for place in _places(ref.pid)) else ""
 
 
-def _places(pid: int) -> list[Path]:
+def _places(pid: int) -> tuple[Path, ...]:
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        return _places_in(processes.text_of(f"/proc/{pid}/cgroup"), _CGROUPS)
     except OSError:
-        return []
+        return ()
+
+
+@lru_cache(maxsize=256)
+def _places_in(groups: str, mounted: Path) -> tuple[Path, ...]:
+    """Return the files that say whether a process with these control groups is frozen. Cached, as
+    most processes share their control groups, and each look at a session asks."""
     found = []
-    for line in lines:
+    for line in groups.splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
             events = Path(path.lstrip("/")) / "cgroup.events"
-            found += [_CGROUPS / events, _CGROUPS / _BESIDE_VERSION_1 / events]
+            found += [mounted / events, mounted / _BESIDE_VERSION_1 / events]
         elif "freezer" in controllers.split(","):
-            found.append(_CGROUPS / "freezer" / path.lstrip("/") / "freezer.state")
-    return found
+            found.append(mounted / "freezer" / path.lstrip("/") / "freezer.state")
+    return tuple(found)
 
 
 def _says_frozen(place: Path) -> bool:
     try:
-        words = place.read_text().split()
+        words = processes.text_of(place).split()
     except OSError:
         return False
     return words in (["FROZEN"], ["FREEZING"]) or "frozen 1" in " ".join(words)
