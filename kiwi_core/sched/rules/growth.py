@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import RoomDenied, RoomMade
-from kiwi_core.sched.model.session import LOST, QUEUED, RUNNING, RoomRequest
+from kiwi_core.sched.model.session import HELD, LOST, QUEUED, RUNNING, RoomRequest
 from kiwi_core.sched.rules import room
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import format_bytes
@@ -88,6 +88,8 @@ def _tend(st: State, wanted: RoomRequest) -> None:
         return
     if session.want is QUEUED or session.op is not None:
         return  # the room is made before its turn comes
+    if session.home is HELD:
+        return  # its burst ended while it was held: it is resumed first
     kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
     others_bytes = st.claimed_bytes - session.counted_claim_bytes
     short_bytes = wanted.bytes + kept_bytes + others_bytes - st.capacity_bytes
