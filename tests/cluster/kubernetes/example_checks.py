@@ -112,7 +112,8 @@ async def _spawned(config: Config, node: str) -> Object:
     page = config.Spawner.pre_spawn_hook.__self__
     page._waits = lambda: [SimpleNamespace(key=NODE)]  # no node answers here
     await page.before_spawn(spawner)
-    found = ApiClient().sanitize_for_serialization(await spawner.get_pod_manifest())
+    async with ApiClient() as client, spawner.api.api_client:
+        found = client.sanitize_for_serialization(await spawner.get_pod_manifest())
     assert isinstance(found, dict)
     return found
 
