@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from cuda_setups import VMM
 
 MIB = 1 << 20
@@ -36,8 +35,12 @@ def test_bytes_come_back(worker):
 def test_fills(worker):
     worker.do("p = alloc(4096); ck(driver.cuMemsetD8(p, 0xAB, 4096))")
     worker.do("ck(driver.cuMemsetD32(p + 4, 0x01020304, 2)); ck(driver.cuMemsetD16(p + 16, 5, 1))")
+    worker.do("ck(driver.cuMemsetD2D8(p + 64, 8, 9, 2, 2))")
     expected = b"\xab" * 4 + bytes.fromhex("0403020104030201") + b"\xab" * 4 + b"\x05\x00\xab"
     assert worker.get("read(p, 19).hex()") == expected.hex()
+    assert (
+        worker.get("read(p + 64, 11).hex()") == (b"\x09\x09" + b"\xab" * 6 + b"\x09\x09\xab").hex()
+    )
 
 
 def test_free_memory_falls_and_rises(worker):
@@ -55,23 +58,22 @@ def test_another_process_sees_it(platform, worker):
     assert abs(other.get("used()") - before - 128 * MIB) <= 4 * MIB
 
 
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
-        ("driver.cuMemAlloc, 0", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemAlloc, 1 << 46", "CUDA_ERROR_OUT_OF_MEMORY"),
-        ("driver.cuMemFree, 0", "CUDA_SUCCESS"),
-        ("driver.cuMemFree, p + 64", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemcpyHtoD, p, bytes(64 * MIB), 64 * MIB", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemsetD32, p + 1, 0, 1", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuDeviceGet, 1000", "CUDA_ERROR_INVALID_DEVICE"),
-        ("driver.cuModuleLoadData, b'this is not code'", "CUDA_ERROR_INVALID_IMAGE"),
-        ("driver.cuInit, 1", "CUDA_ERROR_INVALID_VALUE"),
-    ],
-)
-def test_wrong_use(worker, call, answer):
+WRONG_USE = {
+    "driver.cuMemAlloc, 0": "CUDA_ERROR_INVALID_VALUE",
+    "driver.cuMemAlloc, 1 << 46": "CUDA_ERROR_OUT_OF_MEMORY",
+    "driver.cuMemFree, 0": "CUDA_SUCCESS",
+    "driver.cuMemFree, p + 64": "CUDA_ERROR_INVALID_VALUE",
+    "driver.cuMemcpyHtoD, p, bytes(64 * MIB), 64 * MIB": "CUDA_ERROR_INVALID_VALUE",
+    "driver.cuMemsetD32, p + 1, 0, 1": "CUDA_ERROR_INVALID_VALUE",
+    "driver.cuDeviceGet, 1000": "CUDA_ERROR_INVALID_DEVICE",
+    "driver.cuModuleLoadData, b'this is not code'": "CUDA_ERROR_INVALID_IMAGE",
+    "driver.cuInit, 1": "CUDA_ERROR_INVALID_VALUE",
+}
+
+
+def test_wrong_use(worker):
     worker.do("p = alloc(4 * MIB)")
-    assert worker.get(f"name_of({call})") == answer
+    assert {call: worker.get(f"name_of({call})") for call in WRONG_USE} == WRONG_USE
 
 
 def test_without_init_or_context(platform):
@@ -214,21 +216,18 @@ def test_virtual_memory_lives_until_unmapped_and_released(worker):
     assert worker.get("used() - before") <= 4 * MIB
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "driver.cuMemCreate, g + 1, prop, 0",
-        "driver.cuMemAddressReserve, g + 1, 0, 0, 0",
-        "driver.cuMemMap, at + 4096, g, 0, h, 0",
-        "driver.cuMemMap, at, 2 * size, 0, h, 0",
-    ],
-)
-def test_wrong_use_of_virtual_memory(worker, call):
+def test_wrong_use_of_virtual_memory(worker):
     worker.do(
         VMM + "h = ck(driver.cuMemCreate(size, prop, 0))\n"
         "at = int(ck(driver.cuMemAddressReserve(4 * size, 0, 0, 0)))"
     )
-    assert worker.get(f"name_of({call})") == "CUDA_ERROR_INVALID_VALUE"
+    for call in (
+        "driver.cuMemCreate, g + 1, prop, 0",
+        "driver.cuMemAddressReserve, g + 1, 0, 0, 0",
+        "driver.cuMemMap, at + 4096, g, 0, h, 0",
+        "driver.cuMemMap, at, 2 * size, 0, h, 0",
+    ):
+        assert worker.get(f"name_of({call})") == "CUDA_ERROR_INVALID_VALUE", call
 
 
 GREEN = (

@@ -38,74 +38,17 @@ def test_it_says_that_it_is_emulated(worker, machine):
     assert worker.get("version().decode()").startswith("kiwi emulated")
 
 
-def test_uuids_agree_between_the_driver_nvml_and_the_books(worker, machine):
-    from kiwi_core import emulator
-
-    expected = emulator.books(machine.state).gpus[0].uuid
-    worker.do(
-        "import pynvml; pynvml.nvmlInit(); from cuda.core import Device\n"
-        "h = pynvml.nvmlDeviceGetHandleByIndex(0)"
-    )
-    assert worker.get("pynvml.nvmlDeviceGetUUID(h)") == expected
-    assert "GPU-" + worker.get("Device(0).uuid") == expected
-
-
-def test_before_init_nothing_works(machine):
-    worker = machine.worker(setup="")
-    assert worker.get("name_of(driver.cuMemAlloc, 8)") == "CUDA_ERROR_NOT_INITIALIZED"
-    worker.do("ck(driver.cuInit(0))")
-    assert worker.get("name_of(driver.cuMemAlloc, 8)") == "CUDA_ERROR_INVALID_CONTEXT"
-    assert worker.get("name_of(driver.cuInit, 1)") == "CUDA_ERROR_INVALID_VALUE"
-
-
 def test_a_call_that_is_not_emulated_refuses(worker):
     assert worker.get("name_of(driver.cuDeviceGraphMemTrim, 0)") == "CUDA_ERROR_NOT_SUPPORTED"
 
 
-def test_memory_there_and_back(worker):
-    worker.do("p = alloc(5 * MIB + 3)")
-    expected = worker.get("fill(p, 1, 5 * MIB + 3)")
-    assert worker.get("digest(p, 5 * MIB + 3)") == expected
-    worker.do("q = alloc(5 * MIB + 3); ck(driver.cuMemcpyDtoD(q, p, 5 * MIB + 3))")
-    assert worker.get("digest(q, 5 * MIB + 3)") == expected
-    assert worker.get("[int(x) for x in ck(driver.cuMemGetAddressRange(p + 100))]") == [
-        worker.get("p"),
-        5 * MIB + 3,
-    ]
-
-
-def test_fills(worker):
-    worker.do("p = alloc(4096)")
-    worker.do("ck(driver.cuMemsetD8(p, 0xAB, 4096)); ck(driver.cuMemsetD32(p, 0x01020304, 2))")
-    worker.do(
-        "ck(driver.cuMemsetD16(p + 8, 0x0506, 2)); ck(driver.cuMemsetD2D8(p + 16, 8, 9, 2, 2))"
-    )
-    data = hexed(worker, "read(p, 32)")
-    assert data[:12] == bytes.fromhex("0403020104030201" + "06050605")
-    assert data[12:16] == b"\xab" * 4
-    assert data[16:26] == b"\x09\x09" + b"\xab" * 6 + b"\x09\x09"
-
-
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
-        ("driver.cuMemAlloc, 0", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemAlloc, 1 << 40", "CUDA_ERROR_OUT_OF_MEMORY"),
-        ("driver.cuMemFree, 12345", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemFree, p + 1", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemFree, 0", "CUDA_SUCCESS"),
-        ("driver.cuMemcpyHtoD, p, bytes(8192), 8192", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemcpyDtoH, bytearray(8), p + (1 << 30), 8", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemsetD32, p + 1, 0, 1", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuDeviceGet, 7", "CUDA_ERROR_INVALID_DEVICE"),
-        ("driver.cuModuleLoadData, b'.version 8.0'", "CUDA_ERROR_INVALID_IMAGE"),
-        ("driver.cuStreamCreate, 99", "CUDA_ERROR_INVALID_VALUE"),
-        ("driver.cuMemHostUnregister, p", "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),
-    ],
-)
-def test_wrong_use_gets_the_drivers_answer(worker, call, answer):
-    worker.do("p = alloc(4096)")
-    assert worker.get(f"name_of({call})") == answer
+def test_wrong_use_that_the_conformance_suite_leaves_out(worker):
+    for call in (
+        "driver.cuMemFree, 12345",
+        "driver.cuMemcpyDtoH, bytearray(8), alloc(4096) + (1 << 30), 8",
+        "driver.cuStreamCreate, 99",
+    ):
+        assert worker.get(f"name_of({call})") == "CUDA_ERROR_INVALID_VALUE", call
 
 
 def test_freed_memory_cannot_be_used(worker):
@@ -199,15 +142,6 @@ def test_async_copies_with_pinned_memory(worker):
     worker.do("ck(driver.cuMemFreeHost(h))")
 
 
-def test_host_memory_can_be_registered_once(worker):
-    worker.do("import ctypes; m = ctypes.create_string_buffer(8192); a = ctypes.addressof(m)")
-    worker.do("ck(driver.cuMemHostRegister(a, 8192, 0))")
-    again = "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"
-    assert worker.get("name_of(driver.cuMemHostRegister, a, 8192, 0)") == again
-    assert worker.get("int(ck(driver.cuMemHostGetDevicePointer(a, 0))) == a")
-    worker.do("ck(driver.cuMemHostUnregister(a))")
-
-
 def test_stream_ordered_allocation(worker, machine):
     worker.do("s = ck(driver.cuStreamCreate(1)); p = ck(driver.cuMemAllocAsync(60 * MIB, s))")
     assert machine.device_bytes(worker) == 60 * MIB
@@ -252,20 +186,6 @@ def test_releasing_the_primary_context_gives_everything_back(worker, machine):
     assert machine.used() == 0
     assert worker.fails("alloc(8)") == "CUDA_ERROR_CONTEXT_IS_DESTROYED"
     worker.do("init(); alloc(8 * MIB)")
-
-
-def test_pointer_attributes(worker):
-    worker.do(
-        "p = alloc(4096); h = int(ck(driver.cuMemHostAlloc(4096, 0)))\n"
-        "A = driver.CUpointer_attribute\n"
-        "def ask(x, what): return ck(driver.cuPointerGetAttribute("
-        "getattr(A, 'CU_POINTER_ATTRIBUTE_' + what), x))"
-    )
-    assert worker.get("int(ask(p, 'MEMORY_TYPE'))") == 2
-    assert worker.get("int(ask(h, 'MEMORY_TYPE'))") == 1
-    assert worker.get("ask(p, 'DEVICE_ORDINAL')") == 0
-    assert worker.get("int(ask(p + 5, 'RANGE_START_ADDR')) == p")
-    assert worker.fails("ask(id(p), 'MEMORY_TYPE')") == "CUDA_ERROR_INVALID_VALUE"
 
 
 def test_host_functions_run_in_order_and_may_not_call_cuda(worker):

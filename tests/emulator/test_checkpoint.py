@@ -40,21 +40,10 @@ def test_the_whole_way_keeps_every_byte_at_the_same_address(machine, controller)
     assert target.get("digest(p, 24 * MIB)") == before
 
 
-def test_calls_wait_while_locked_and_go_on_after(machine, controller):
-    target = machine.worker()
-    target.do("p = alloc(4 * MIB)")
-    expected = target.get("fill(p, 1, 4 * MIB)")
-    controller.do(f"suspend({target.pid})")
-    target.send("digest(p, 4 * MIB)")
-    assert not target.answered(0.3)
-    controller.do(f"resume({target.pid})")
-    assert target.answer() == expected
-
-
 def test_suspended_again_and_again_in_the_middle_of_its_work(machine, controller):
     target = machine.worker()
     target.do("loop = Loop(alloc(8 * MIB), 2 * MIB)")
-    for swap in range(1, 9):
+    for swap in range(1, 4):
         rounds = target.get("loop.rounds")
         controller.do(f"suspend({target.pid})")
         assert machine.used() == 0
@@ -62,20 +51,7 @@ def test_suspended_again_and_again_in_the_middle_of_its_work(machine, controller
         wait_until(lambda r=rounds: target.get("loop.rounds") > r, "the loop goes on")
         assert machine.books(target).checkpoints == swap
         assert machine.books(target).restores == swap
-    assert target.get("loop.stop()") > 8
-
-
-def test_queued_work_is_finished_before_the_lock_is_there(machine, controller):
-    target = machine.worker()
-    target.do("p = alloc(4096)\nfor i in range(50): launch('add_u32', p, 1024, 1)")
-    target.do(
-        "begin = time.monotonic(); launch('spin_ns', 1_000_000_000)\nlaunch('add_u32', p, 1024, 1)"
-    )
-    controller.do(f"checkpoint_of({target.pid}).lock()")
-    locked_at = time.monotonic()
-    controller.do(f"checkpoint_of({target.pid}).unlock()")
-    assert locked_at - target.get("begin") >= 1.0
-    assert target.get("read(p, 4)[0]") == 51
+    assert target.get("loop.stop()") > 3
 
 
 def test_a_lock_that_times_out_leaves_the_process_running(machine, controller):
@@ -89,24 +65,6 @@ def test_a_lock_that_times_out_leaves_the_process_running(machine, controller):
     assert time.monotonic() - start >= 0.2
     assert state(controller, target) == "running"
     assert target.get("used()") > 0, "calls pass again"
-
-
-def test_illegal_transitions(machine, controller):
-    target = machine.worker()
-
-    def call(what):
-        return controller.get(f"name_of(driver.cuCheckpointProcess{what}, {target.pid}, None)")
-
-    illegal, fine = "CUDA_ERROR_ILLEGAL_STATE", "CUDA_SUCCESS"
-    assert [call(w) for w in ("Checkpoint", "Restore", "Unlock")] == [illegal] * 3
-    assert call("Lock") == fine
-    assert [call(w) for w in ("Lock", "Restore")] == [illegal] * 2
-    assert call("Checkpoint") == fine
-    assert [call(w) for w in ("Lock", "Checkpoint", "Unlock")] == [illegal] * 3
-    assert call("Restore") == fine
-    assert [call(w) for w in ("Lock", "Restore")] == [illegal] * 2
-    assert call("Unlock") == fine
-    assert state(controller, target) == "running"
 
 
 def test_through_cuda_core(machine, controller):
@@ -166,18 +124,6 @@ def test_a_restore_without_room_fails_for_ever_and_the_process_stays_checkpointe
     assert controller.get(unlock) == "CUDA_ERROR_ILLEGAL_STATE"
     kept = machine.books(target).kept_bytes.get(0, 0)
     assert machine.used() - kept == 2 * MIB, "the neighbour's context, beside what it keeps"
-
-
-def test_pinned_host_memory_stays_usable_while_checkpointed(machine, controller):
-    target = machine.worker()
-    target.do(
-        "import ctypes\n"
-        "host = ck(driver.cuMemHostAlloc(4096, 0))\n"
-        "def poke(): ctypes.memset(int(host), 5, 4096); return ctypes.string_at(int(host), 4)[0]"
-    )
-    controller.do(f"suspend({target.pid})")
-    assert target.get("poke()") == 5
-    controller.do(f"resume({target.pid})")
 
 
 def test_vmm_mappings_keep_addresses_access_and_bytes(machine, controller):

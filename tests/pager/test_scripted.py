@@ -537,6 +537,29 @@ def test_a_child_that_ends_meanwhile_is_no_error(
     assert pager.export_footprints() == {}
 
 
+def test_one_that_is_out_is_not_merely_resumed(machine: Machine, pager: CheckpointPager) -> None:
+    out(machine, pager)
+    answer = refused(pager.resume(TARGET, soon_ns()), Reason.DRIVER)
+    assert "has to be paged in" in answer.detail
+    assert machine.calls == []
+
+
+@pytest.mark.parametrize("left", [LOCKED, OUT])
+@pytest.mark.parametrize("call", ["suspend", "resume", "page_out", "page_in"])
+def test_what_a_dead_root_leaves_behind_is_let_go(
+    machine: Machine,
+    pager: CheckpointPager,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    left: CheckpointState,
+) -> None:
+    del machine.states[1]
+    machine.states[2] = left
+    monkeypatch.setattr(processes, "tree", lambda *_: (ProcessRef(2, 0),))
+    refused(getattr(pager, call)(TARGET, soon_ns()), Reason.GONE)
+    assert machine.states == {2: RUNNING}
+
+
 def test_a_mixture_that_a_crash_left(machine: Machine, pager: CheckpointPager) -> None:
     machine.states.update({1: OUT, 2: LOCKED})
     pager.import_footprints({ProcessRef(1, 0): 10 * MIB})
