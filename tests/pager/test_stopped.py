@@ -105,7 +105,7 @@ def test_ctrl_z_in_the_middle_of_a_page_out(world: LinkedWorld) -> None:
     wait_until(lambda: world.state(session.pid) == "CHECKPOINTING", "it moves")
     os.kill(session.pid, signal.SIGSTOP)
     moved(caller.finish())
-    assert state(session.pid) == "T"
+    wait_until(lambda: state(session.pid) == "T", "it stands still again")
     os.kill(session.pid, signal.SIGCONT)
     moved(caller.page_in(session.target, soon_ns()))
     assert session.digest() == before
