@@ -54,7 +54,8 @@ class Shortage:
     def __str__(self) -> str:
         mib = -(-self.needs_bytes // MIB)
         limit, needs = format_bytes(self.limit_bytes), format_bytes(self.needs_bytes)
-        return f"its memory limit is {limit}, and {needs} are needed: ask for --mem={mib}M"
+        ask = f"ask for {mib} MiB (in Slurm: --mem={mib}M)"
+        return f"its memory limit is {limit}, and {needs} are needed: {ask}"
 
 
 def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:

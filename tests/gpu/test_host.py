@@ -147,7 +147,8 @@ def test_a_container_that_has_the_whole_tree_sees_the_groups_of_others(tmp_path:
     assert machine.available() == 39 * GIB, "what the kubelet leaves to all pods"
     assert machine.available(7) == 7 * GIB
     assert str(host.shortage([7], 9 * GIB, machine.root)) == (
-        "its memory limit is 8 GiB, and 10 GiB are needed: ask for --mem=10240M"
+        "its memory limit is 8 GiB, and 10 GiB are needed: "
+        "ask for 10240 MiB (in Slurm: --mem=10240M)"
     )
 
 
@@ -191,6 +192,7 @@ def test_the_group_that_lacks_most_is_named_with_what_it_needs(v2: Machine) -> N
     lacking = host.shortage([77], 6 * GIB, v2.root)
     assert lacking == host.Shortage(limit_bytes=8 * GIB, needs_bytes=11 * GIB)
     assert str(lacking) == (
-        "its memory limit is 8 GiB, and 11 GiB are needed: ask for --mem=11264M"
+        "its memory limit is 8 GiB, and 11 GiB are needed: "
+        "ask for 11264 MiB (in Slurm: --mem=11264M)"
     )
     assert "--mem=11265M" in str(host.Shortage(8 * GIB, 11 * GIB + 1)), "rounded up"

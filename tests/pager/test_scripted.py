@@ -329,7 +329,7 @@ def test_a_refusal_names_the_limit_of_the_job_and_what_to_ask_for(
     monkeypatch.setattr(host, "shortage", lambda _pids, _more_bytes: lacking)
     pager = new_pager(machine, host_available_bytes=lambda _pids: 0)
     answer = refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
-    assert "ask for --mem=2048M" in answer.detail
+    assert "ask for 2048 MiB (in Slurm: --mem=2048M)" in answer.detail
 
 
 def test_what_a_process_had_the_last_time_is_what_it_is_taken_to_need(machine: Machine) -> None:
