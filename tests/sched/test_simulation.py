@@ -68,7 +68,7 @@ def tail(simulation, lines):
     return told[-lines:]
 
 
-QUICK_CHUNKS = range(4)
+QUICK_CHUNKS = range(2)
 """Those of ``make test`` (``tests/thorough.txt``): they reach everything."""
 
 
