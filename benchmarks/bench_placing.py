@@ -2,7 +2,7 @@
 
     python benchmarks/bench_placing.py [--json FILE] [--quick]
 
-1,000 GPUs (125 nodes of 8) with ten notebooks each on average, which come and go within eight
+1,000 GPUs (125 nodes of 8) with ten notebooks each on average, which come and go within two
 hours. The rule ``wait`` is played with weights that are read every 10 s, 60 s and 600 s. Packing is
 the baseline: it is what Slurm and Kubernetes do with shares of GPUs unless told otherwise.
 """
@@ -23,8 +23,8 @@ DELAYS_S = (10, 60, 600)
 
 
 def plans(quick: bool) -> dict[str, Plan]:
-    cluster = Cluster(nodes=5 if quick else 125, gpus=8, places=16, stay_hours=2.0)
-    work = Work(mix="notebooks", hours=4.0 if quick else 8.0, sessions=10)
+    cluster = Cluster(nodes=5 if quick else 125, gpus=8, places=16, stay_hours=1.0)
+    work = Work(mix="notebooks", hours=2.0, sessions=10)
 
     def plan(placing: Placing, delay_s: int = 60) -> Plan:
         return Plan(

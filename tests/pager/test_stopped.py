@@ -55,7 +55,7 @@ def test_ctrl_z_hinders_no_page_out_and_keeps_its_program_stopped(world: LinkedW
     moved(world.pager.page_out(session.target, soon_ns()))
     seen = world.pager.observe(session.target)
     assert seen.residency is Residency.PAGED_OUT
-    assert state(session.pid) == state(session.child_pid) == "T"
+    wait_until(lambda: state(session.pid) == state(session.child_pid) == "T", "both stand again")
     assert (
         "Ctrl-Z" in refused(world.pager.page_in(session.target, soon_ns()), Reason.STOPPED).detail
     )
@@ -91,7 +91,7 @@ def test_ctrl_z_just_after_the_look_for_stopped_programs(world: LinkedWorld, cal
     session = start(world, 4 * MIB)
     world.pager.worker.do(STOPPED_LATE)
     moved(getattr(world.pager, call)(session.target, soon_ns()))
-    assert state(session.pid) == "T"
+    wait_until(lambda: state(session.pid) == "T", "it stands still again")
     os.kill(session.pid, signal.SIGCONT)
 
 
