@@ -25,8 +25,9 @@ from kiwi_core.wire.messages import Role
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-UNUSED_AFTER_S = 1.5
-"""Long enough for a client to come back to the daemon that it has just found."""
+UNUSED_AFTER_S = 4.0
+"""Long enough for a client to come back to the daemon that it has just found, and for a test to
+look at it."""
 
 ENDS_WITHIN_S = 60.0
 """On a busy machine; a daemon with nobody to bring back ends within a second."""
