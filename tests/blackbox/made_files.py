@@ -17,6 +17,7 @@ ROW = re.compile(r"^\| `([^|]+)` \| ([^|]+) \| ([^|]+) \|", re.MULTILINE)
 HOLES = {
     "UUID": r"GPU-[0-9a-f-]{36}",
     "PID": r"\d+",
+    "NS": r"\d+",
     "N": r"[1-9]",
     "HASH": r"[0-9a-f]{16}",
     "ANY": r".+",

@@ -119,11 +119,13 @@ def daemons_of(directory: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
+            ended = process.status() == psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        if any("daemon" in word for word in words) and str(directory) in "\0".join(words):
+        here = any("daemon" in word for word in words) and str(directory) in "\0".join(words)
+        if here and not ended:
             found.append(process)
-    return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def status(directory: Path, **more: str) -> list[Any]:
