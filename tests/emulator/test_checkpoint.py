@@ -51,7 +51,7 @@ def test_suspended_again_and_again_in_the_middle_of_its_work(machine, controller
         wait_until(lambda r=rounds: target.get("loop.rounds") > r, "the loop goes on")
         assert machine.books(target).checkpoints == swap
         assert machine.books(target).restores == swap
-    assert target.get("loop.stop()") > 3
+    assert target.get("loop.stop()") >= 3
 
 
 def test_a_lock_that_times_out_leaves_the_process_running(machine, controller):
