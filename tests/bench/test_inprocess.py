@@ -13,7 +13,7 @@ from leftovers import nothing_left
 from kiwi_core.bench.moves import words_on_pinned
 from kiwi_core.units import MIB
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ sys.exit(main(sys.argv[1:]))
 """Program that runs the command line with one backend and with the short time limits of an emulated
 GPU; on request without its first half."""
 
-PATIENCE_S = 100.0
+PATIENCE_S = 220.0
 
 
 @dataclass
