@@ -205,7 +205,7 @@ def test_two_kernels_start_one_daemon(private_tmp: Path, stack: ExitStack) -> No
     first = _daemons()
     for pid in first:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: _daemons() - first and not first & _daemons(), "a kernel starts another")
+    wait_until(lambda: _daemons() - first and not first & _daemons(), "another is started", 90.0)
     for kernel in (a, b):
         assert kernel.check(INTACT).text == "INTACT\n"
     supervisor = psutil.Process(daemon.status().daemon_pid).parent()

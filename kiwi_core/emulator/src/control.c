@@ -31,9 +31,15 @@ static CUresult not_there(const struct ke_state *s) {
     return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
 }
 
+struct target {
+    uint64_t pid_ns;
+    int pid; /* in its own PID namespace */
+    uint32_t state;
+};
+
 /* Finds the process of a thread id, as the real driver does. A zombie, or a process that has not initialised CUDA,
  * is no target. */
-static CUresult find_target(int pid, int *leader, struct ke_proc *target) {
+static CUresult find_target(int pid, int *leader, struct target *target) {
     uint64_t ticks;
     struct ke_state *s = ke_state_get(NULL);
     if (!s) return CUDA_ERROR_NO_DEVICE;
@@ -44,7 +50,7 @@ static CUresult find_target(int pid, int *leader, struct ke_proc *target) {
     if (zombie) return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
     ke_state_lock(s);
     const struct ke_proc *known = ke_proc_find(s, *leader);
-    if (known) *target = *known;
+    if (known) *target = (struct target){known->pid_ns, known->pid, known->state};
     ke_state_unlock(s);
     return known ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
@@ -58,7 +64,7 @@ static CUresult gone_since(int leader) {
 }
 
 static CUresult connect_to(int pid, int *leader, int *fd) {
-    struct ke_proc target;
+    struct target target;
     CUresult rc = find_target(pid, leader, &target);
     if (rc != CUDA_SUCCESS) return rc;
     *fd = ke_control_connect(target.pid_ns, target.pid, 0);
@@ -91,7 +97,7 @@ static CUresult ask(int pid, const struct ke_request *r, int *value) {
 /* Reads the state from the books: a driver without the manner answers even while the target cannot. */
 static CUresult look_up_state(int pid, int *state) {
     int leader;
-    struct ke_proc target;
+    struct target target;
     CUresult rc = find_target(pid, &leader, &target);
     if (rc == CUDA_SUCCESS) *state = (int)target.state;
     return rc;
@@ -99,7 +105,7 @@ static CUresult look_up_state(int pid, int *state) {
 
 KE_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
     int leader, found = 0;
-    struct ke_proc target;
+    struct target target;
     struct ke_state *s = ke_state_get(NULL);
     struct ke_request r = {.op = KE_OP_GET_STATE};
     if (!state) return CUDA_ERROR_INVALID_VALUE;
