@@ -12,6 +12,7 @@ from kiwi_core.sched import audit
 from kiwi_core.sched.forecast.forecast import Forecast
 from kiwi_core.sched.forecast.lookahead import NEWCOMERS_MAX, Run
 from kiwi_core.sched.model.accounts import account_of
+from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.model.session import Home, Want
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import DEFAULT, make
@@ -36,6 +37,7 @@ _HANDLERS = {
     **kept_out.HANDLERS,
     **outcomes.HANDLERS,
     **observations.HANDLERS,
+    **hints.HANDLERS,
 }
 
 
@@ -59,7 +61,13 @@ class Scheduler:
     ) -> None:
         tq_ns = config.tq_ns if tq_ns is None else tq_ns
         self._st = State(
-            total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op, make(policy)
+            total_bytes=total_bytes,
+            config=config,
+            policy=make(policy),
+            turn_settings=TurnSettings(tq_ns, config.min_run_ns, config.swap_floor_factor),
+            anti_thrash=anti_thrash,
+            host_budget_bytes=host_budget_bytes,
+            next_op=first_op,
         )
         self._forecast = Forecast()
         self._checks = checks
@@ -69,9 +77,7 @@ class Scheduler:
         perform, in order. An event of an unknown session, a stale burst or an unknown operation
         changes nothing and is counted."""
         st = self._st
-        st.now_ns = now_ns
-        actions: list[Action] = []
-        st.actions = actions
+        actions = st.handle(now_ns)
         _HANDLERS[type(event)](st, event)
         settle(st)
         if self._checks:

@@ -169,13 +169,12 @@ class Run:
     def _feed(self, event: ev.Event) -> list[SessionId]:
         """Handle ``event`` and return the sessions that were granted, or are gone."""
         st = self._st
-        st.now_ns = self._now_ns
-        st.actions = []
+        actions = st.handle(self._now_ns)
         st.departed.clear()
         _HANDLERS[type(event)](st, event)
         settle(st)
         done = [id_ for id_, _ in st.departed]
-        for action in st.actions:
+        for action in actions:
             if isinstance(action, Grant):
                 self._expect_end(st.sessions[action.session])
                 done.append(action.session)

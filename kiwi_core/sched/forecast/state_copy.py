@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 _SESSION: Final = attrgetter(*(one.name for one in fields(Session)))
 _OPERATION: Final = attrgetter(*(one.name for one in fields(Running)))
 
-_SHARED: Final = frozenset({"config", "sessions", "stories", "history", "speed", "swaps"})
+_SHARED: Final = ("config", "sessions", "stories", "history", "speed", "swaps")
 """Fields of ``State`` that never change, or that the copy gets anew."""
+
+_COPIED: Final = tuple(one.name for one in fields(State) if one.name not in _SHARED)
 
 _PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 
@@ -38,15 +40,15 @@ def copy_of(st: State) -> State:
     """Return a copy of ``st``. Changes of the copy leave ``st`` as it is."""
     copies: dict[SessionId, Session] = {}
     copied = object.__new__(State)
-    for name, value in vars(st).items():
-        copied.__dict__[name] = value if name in _SHARED else _mapped(value, copies)
-    copied.__dict__.update(
-        sessions=copies,
-        stories=_UNTOLD,
-        history=_Unwritten(0, 0),
-        speed=_Settled(st.speed),
-        swaps=deque(maxlen=0),
-    )
+    for name in _SHARED:
+        setattr(copied, name, getattr(st, name))
+    for name in _COPIED:
+        setattr(copied, name, _mapped(getattr(st, name), copies))
+    copied.sessions = copies
+    copied.stories = _UNTOLD
+    copied.history = _Unwritten(0, 0)
+    copied.speed = _Settled(st.speed)
+    copied.swaps = deque(maxlen=0)
     return copied
 
 

@@ -7,13 +7,14 @@ The other modules of this package change sessions, then call ``refresh``.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.history import History
+from kiwi_core.sched.model.mode import Mode
 from kiwi_core.sched.model.needs import need_bytes
-from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.model.session import (
     HELD,
     IN,
@@ -29,14 +30,15 @@ from kiwi_core.sched.model.session import (
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
 from kiwi_core.sched.model.usage import Usage
-from kiwi_core.states import AntiThrash, Direction, Notice
+from kiwi_core.states import Notice
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.model.accounts import Account
-    from kiwi_core.sched.model.policy import Policy
-    from kiwi_core.sched.model.session import RoomRequest
+    from kiwi_core.sched.model.policy import Policy, TurnSettings
+    from kiwi_core.sched.model.session import RoomRequest, Running
+    from kiwi_core.states import Direction
     from kiwi_core.units import OpId, SessionId
 
 SWAPS_KEPT: Final = 32
@@ -47,118 +49,148 @@ DEPARTED_KEPT: Final = 64
 event. Without accounting they are not taken at all."""
 
 
-class State:
-    def __init__(
-        self,
-        total_bytes: int,
-        config: Config,
-        tq_ns: int,
-        anti_thrash: AntiThrash,
-        host_budget_bytes: int,
-        first_op: int,
-        policy: Policy,
-    ) -> None:
-        self.config: Final = config
-        self.total_bytes: Final = total_bytes
-        self.margin_bytes: Final = max(
-            config.room_margin_min_bytes, int(total_bytes * config.room_margin_fraction)
+@dataclass(slots=True, eq=False, kw_only=True)
+class State(Mode):
+    """All that the scheduler of one GPU knows. The scheduler makes it, and a forecast copies it."""
+
+    total_bytes: int
+    config: Config
+    policy: Policy
+    turn_settings: TurnSettings
+    host_budget_bytes: int
+    next_op: int
+    """The id of the next operation."""
+    margin_bytes: int = field(init=False)
+
+    now_ns: int = 0
+    """The time of the event being handled."""
+    actions: list[Action] = field(default_factory=list)
+    """The actions that the event being handled has led to, in order."""
+    wake_ns: int | None = None
+    """When the settle pass must run again even if nothing happens; always after ``now_ns``."""
+
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    """All sessions by id, including those that are gone but not yet forgotten."""
+    queue: OrderedDict[SessionId, Session] = field(default_factory=OrderedDict)
+    """The sessions that wait, in order of arrival."""
+    kept_out: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions that are to stay out of the GPU, whatever they want, in the order in which this
+    was requested. None of them is in the queue."""
+    chosen: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions in the queue whose turn has begun: they are being brought in, and once in the
+    GPU they are considered before all others."""
+    runners: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions that hold the lease and are not being stopped."""
+    idle: OrderedDict[SessionId, Session] = field(default_factory=OrderedDict)
+    """The sessions that hold GPU memory and want nothing or are kept out, least recently used
+    first."""
+    waiting_in: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions in the queue that hold GPU memory and can run without a page-in."""
+    waiting_partly_in: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions in the queue that hold GPU memory but are out (``Session.partly_in``)."""
+    misplaced: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions that need an operation outside the queue's order: see
+    ``settle._tend_misplaced``."""
+    stopped: set[SessionId] = field(default_factory=set)
+    """The sessions whose process does not run (``Session.stopped``)."""
+    ops: dict[OpId, Session] = field(default_factory=dict)
+    """The sessions of operations that have not reported, hung ones included."""
+    lingerers: dict[SessionId, Session] = field(default_factory=dict)
+    """At least the sessions that run and linger; the settle pass drops the others."""
+    unread: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions that gave up the lease and whose remaining GPU memory has not been read
+    since."""
+    room_requests: dict[tuple[SessionId, int], RoomRequest] = field(default_factory=dict)
+    """The requests for room by session and number, oldest first."""
+    hinted: Session | None = None
+    """The session that is about to be used: room is being made for it, or will be in this settle
+    pass."""
+
+    observed: bool = False
+    """Whether memory has been read at least once; before that nothing may be restored."""
+    read_ns: int = -1
+    """When the last reading began that showed what programs outside Kiwi hold."""
+    moved_at_ns: int = -1
+    """When an operation last began or reported."""
+    knows_owned: bool = False
+    """Whether there has been a session whose memory libraries own."""
+    outside_bytes: int = 0
+    """GPU memory of programs that are not Kiwi's, by the last observation at rest. Only
+    ``see_outside`` sets it."""
+    capacity_bytes: int = field(init=False)
+    """The most GPU memory that Kiwi's sessions can have: all but ``outside_bytes``."""
+    claimed_bytes: int = 0
+    """The sum of what sessions hold and of what is reserved for restores and expected growth."""
+    resident_bytes: int = 0
+    """The sum of what sessions hold in the GPU, as last read or reported."""
+    host_claimed_bytes: int = 0
+    """The sum of what is in system RAM or may get there by a page-out in progress."""
+    active_need_bytes: int = 0
+    """The sum of the expected needs of all runners and waiters."""
+    active: int = 0
+    """The number of runners and waiters."""
+
+    usage: Usage = field(default_factory=Usage)
+    speed: SwapSpeed = field(default_factory=SwapSpeed)
+    swaps: deque[tuple[SessionId, Direction, int, int, int]] = field(
+        default_factory=lambda: deque(maxlen=SWAPS_KEPT)
+    )
+    """The fields of each ``SwapView``, which is made only when a caller reads it."""
+    stories: Stories = field(init=False)
+    history: History = field(init=False)
+    departed: deque[tuple[SessionId, Account]] = field(
+        default_factory=lambda: deque(maxlen=DEPARTED_KEPT)
+    )
+    """The final sums of forgotten sessions, until the accounting takes them."""
+    ignored_events: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.margin_bytes = max(
+            config.room_margin_min_bytes, int(self.total_bytes * config.room_margin_fraction)
         )
-        self.policy = policy
-        self.turn_settings = TurnSettings(tq_ns, config.min_run_ns, config.swap_floor_factor)
-        self.anti_thrash = anti_thrash
-        self.protects = anti_thrash is not AntiThrash.OFF
-        """Whether the expected need of runners is reserved for them."""
-        self.host_budget_bytes = host_budget_bytes
-        self.next_op = first_op
-
-        self.now_ns = 0
-        """The time of the event being handled."""
-        self.actions: list[Action] = []
-        """The actions that the event being handled has led to, in order."""
-        self.wake_ns: int | None = None
-        """When the settle pass must run again even if nothing happens; always after ``now_ns``."""
-
-        self.sessions: dict[SessionId, Session] = {}
-        """All sessions by id, including those that are gone but not yet forgotten."""
-        self.queue: OrderedDict[SessionId, Session] = OrderedDict()
-        """The sessions that wait, in order of arrival."""
-        self.kept_out: dict[SessionId, Session] = {}
-        """The sessions that are to stay out of the GPU, whatever they want, in the order in which
-        this was requested. None of them is in the queue."""
-        self.chosen: dict[SessionId, Session] = {}
-        """The sessions in the queue whose turn has begun: they are being brought in, and once in
-        the GPU they are considered before all others."""
-        self.runners: dict[SessionId, Session] = {}
-        """The sessions that hold the lease and are not being stopped."""
-        self.idle: OrderedDict[SessionId, Session] = OrderedDict()
-        """The sessions that hold GPU memory and want nothing or are kept out, least recently used
-        first."""
-        self.waiting_in: dict[SessionId, Session] = {}
-        """The sessions in the queue that hold GPU memory and can run without a page-in."""
-        self.waiting_partly_in: dict[SessionId, Session] = {}
-        """The sessions in the queue that hold GPU memory but are out (``Session.partly_in``)."""
-        self.misplaced: dict[SessionId, Session] = {}
-        """The sessions that need an operation outside the queue's order: see
-        ``settle._tend_misplaced``."""
-        self.stopped: set[SessionId] = set()
-        """The sessions whose process does not run (``Session.stopped``)."""
-        self.ops: dict[OpId, Session] = {}
-        """The sessions of operations that have not reported, hung ones included."""
-        self.lingerers: dict[SessionId, Session] = {}
-        """At least the sessions that run and linger; the settle pass drops the others."""
-
-        self.unread: dict[SessionId, Session] = {}
-        """The sessions that gave up the lease and whose remaining GPU memory has not been read
-        since."""
-
-        self.room_requests: dict[tuple[SessionId, int], RoomRequest] = {}
-        """The requests for room by session and number, oldest first."""
-
-        self.hinted: Session | None = None
-        """The session that is about to be used: room is being made for it, or will be in this
-        settle pass."""
-
-        self.observed = False
-        """Whether memory has been read at least once; before that nothing may be restored."""
-        self.read_ns = -1
-        """When the last reading began that showed what programs outside Kiwi hold."""
-        self.moved_at_ns = -1
-        """When an operation last began or reported."""
-        self.outside_bytes = 0
-        """GPU memory of programs that are not Kiwi's, by the last observation at rest. Only
-        ``see_outside`` sets it."""
-        self.capacity_bytes = total_bytes
-        """The most GPU memory that Kiwi's sessions can have: all but ``outside_bytes``."""
-        self.claimed_bytes = 0
-        """The sum of what sessions hold and of what is reserved for restores and expected
-        growth."""
-        self.resident_bytes = 0
-        """The sum of what sessions hold in the GPU, as last read or reported."""
-        self.host_claimed_bytes = 0
-        """The sum of what is in system RAM or may get there by a page-out in progress."""
-        self.active_need_bytes = 0
-        """The sum of the expected needs of all runners and waiters."""
-        self.active = 0
-        """The number of runners and waiters."""
-
-        self.knows_owned = False
-        """Whether there has been a session whose memory libraries own."""
-        self.outgrown = False
-        """Whether the parallel runners outgrew the GPU: serialise until they fit again."""
-        self.serialised = anti_thrash is AntiThrash.ALWAYS
-
-        self.usage: Final = Usage()
-        self.speed: Final = SwapSpeed()
-        self.swaps: Final[deque[tuple[SessionId, Direction, int, int, int]]] = deque(
-            maxlen=SWAPS_KEPT
-        )
-        """The fields of each ``SwapView``, which is made only when a caller reads it."""
-        self.stories: Final = Stories(config.story_max)
-        self.history: Final = History(config.history_max, config.history_kept_ns)
-        self.departed: Final[deque[tuple[SessionId, Account]]] = deque(maxlen=DEPARTED_KEPT)
-        """The final sums of forgotten sessions, until the accounting takes them."""
-        self.ignored_events = 0
+        self.see_outside(0)
+        self.set_anti_thrash(self.anti_thrash)
+        self.choose_mode(several=False, fit=True)
+        self.stories = Stories(config.story_max)
+        self.history = History(config.history_max, config.history_kept_ns)
         self.policy.adopt(self)
+
+    # --- the event being handled ----------------------------------------------------------------
+
+    def handle(self, now_ns: int) -> list[Action]:
+        """Begin with an event at ``now_ns``; return the list of the actions that follow from it."""
+        self.now_ns = now_ns
+        actions: list[Action] = []
+        self.actions = actions
+        return actions
+
+    def ignore(self) -> None:
+        """Count the event as ignored: it is late, or of something unknown."""
+        self.ignored_events += 1
+
+    def wake_at(self, at_ns: int) -> None:
+        """Have the settle pass run again at ``at_ns`` at the latest."""
+        if at_ns > self.now_ns and (self.wake_ns is None or at_ns < self.wake_ns):
+            self.wake_ns = at_ns
+
+    def wake_for_nothing(self) -> None:
+        """Drop the times given to ``wake_at``: the settle pass, which begins, gives new ones."""
+        self.wake_ns = None
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def op_begins(self, session: Session, op: Running) -> None:
+        session.op = op
+        self.moved_at_ns = self.now_ns
+        self.ops[op.op] = session
+        self.refresh(session)
+
+    def op_reports(self, session: Session, op: Running) -> None:
+        """Record that ``op`` of ``session`` has reported. The caller records the outcome."""
+        del self.ops[op.op]
+        session.op = None
+        session.moved_at_ns = self.moved_at_ns = self.now_ns
 
     # --- derived counts -------------------------------------------------------------------------
 
@@ -246,7 +278,7 @@ class State:
         return ``None``."""
         session = self.sessions.get(session_id)
         if session is None or session.gone:
-            self.ignored_events += 1
+            self.ignore()
             return None
         return session
 
@@ -322,10 +354,6 @@ class State:
             if op is not None and op.stops_runner and not op.overdue:
                 holders += 1
         return holders
-
-    def wake_at(self, at_ns: int) -> None:
-        if at_ns > self.now_ns and (self.wake_ns is None or at_ns < self.wake_ns):
-            self.wake_ns = at_ns
 
     def swap_ns(self, session: Session) -> int:
         """Return the time to page ``session`` out and in again; 0 while all fit together."""

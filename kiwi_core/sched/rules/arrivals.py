@@ -16,7 +16,7 @@ from kiwi_core.sched.model.session import (
     RUNNING,
     Session,
 )
-from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders
+from kiwi_core.sched.rules import bursts, growth, kept_out, orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.outcomes import mark_lost
 from kiwi_core.states import Notice, Priority, Residency
@@ -46,7 +46,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         session.story = st.stories.begin(session.id)
         st.tell(session, "joined ({})", event.residency.value)
     elif session.gone:
-        st.ignored_events += 1
+        st.ignore()
         return
     elif session.leaving:
         session.leaving = False
@@ -146,7 +146,7 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
     if session is None:
         return
     if session.leaving or event.burst < session.burst:
-        st.ignored_events += 1
+        st.ignore()
     elif session.home is LOST:
         session.burst = event.burst
         st.notify(session, Notice.LOST, session.problem_detail)
@@ -166,7 +166,7 @@ def _in_burst(st: State, session_id: SessionId, burst: int) -> Session | None:
     if session is None:
         return None
     if session.want is NOTHING or session.leaving or session.burst != burst:
-        st.ignored_events += 1
+        st.ignore()
         return None
     return session
 
@@ -222,12 +222,6 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     orders.page_out(st, session, "somebody asked for it")
 
 
-def use_expected(st: State, event: ev.UseExpected) -> None:
-    session = st.known(event.session)
-    if session is not None and not hints.hindrance(st, session.id, st.now_ns):
-        st.hinted = session
-
-
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.SessionJoined: joined,
     ev.PriorityChanged: priority_changed,
@@ -238,7 +232,6 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.BurstEnded: burst_ended,
     ev.BurstLingered: burst_lingered,
     ev.ReleaseRequested: release_requested,
-    ev.UseExpected: use_expected,
     ev.RoomWanted: growth.wanted,
     ev.RoomNoLongerWanted: growth.no_longer_wanted,
 }

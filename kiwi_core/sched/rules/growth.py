@@ -26,7 +26,7 @@ def wanted(st: State, event: ev.RoomWanted) -> None:
     anew."""
     session = st.sessions.get(event.session)
     if session is None or session.gone or session.leaving:
-        st.ignored_events += 1
+        st.ignore()
         return
     drop(st, session, event.request)
     if session.home is LOST:
@@ -45,7 +45,7 @@ def wanted(st: State, event: ev.RoomWanted) -> None:
 def no_longer_wanted(st: State, event: ev.RoomNoLongerWanted) -> None:
     session = st.sessions.get(event.session)
     if session is None or not drop(st, session, event.request):
-        st.ignored_events += 1
+        st.ignore()
 
 
 def drop(st: State, session: Session, request: int) -> bool:
@@ -131,7 +131,7 @@ def _others_make_way(st: State, session: Session) -> bool:
     them all has to wait, maybe this one."""
     if session.want is not RUNNING or st.anti_thrash is not AntiThrash.ON:
         return False
-    st.outgrown = st.outgrown or len(st.runners) > 1
+    st.runners_outgrow(st.outgrown or len(st.runners) > 1)
     makes_way = any(runner.guarded for runner in st.runners.values())
     return st.holders > 1 and (makes_way or st.holders > len(st.runners))
 

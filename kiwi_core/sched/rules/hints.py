@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.session import LOST, NOTHING, OUT, Session
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay
@@ -18,6 +19,8 @@ from kiwi_core.sched.rules.room import is_residue
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
@@ -35,6 +38,12 @@ def hindrance(st: State, session_id: SessionId, now_ns: int) -> str:
     return (
         _in_the_way(st, session) or _too_soon(st, session, now_ns) or _plan(st, session, now_ns)[1]
     )
+
+
+def use_expected(st: State, event: ev.UseExpected) -> None:
+    session = st.known(event.session)
+    if session is not None and not hindrance(st, session.id, st.now_ns):
+        st.hinted = session
 
 
 def tend(st: State, session: Session) -> None:
@@ -131,3 +140,6 @@ def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]
 def _protected(st: State, victim: Session, now_ns: int) -> bool:
     marks = (victim.rested_ns, victim.hinted_ns)
     return any(at is not None and now_ns - at < st.config.hint_protect_ns for at in marks)
+
+
+HANDLERS: dict[type[ev.Event], Callable[..., None]] = {ev.UseExpected: use_expected}

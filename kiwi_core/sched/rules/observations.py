@@ -9,7 +9,6 @@ from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.session import HELD, IN, OUT, RUNNING, Session
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.rules import bursts, growth
-from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,9 +116,7 @@ def settings(st: State, event: ev.SettingsChanged) -> None:
         for session in st.sessions.values():  # the previous policy's values mean nothing now
             session.level = session.protected_until_ns = 0
     if event.anti_thrash is not None and event.anti_thrash is not st.anti_thrash:
-        st.anti_thrash = event.anti_thrash
-        st.protects = event.anti_thrash is not AntiThrash.OFF
-        st.outgrown = st.outgrown and event.anti_thrash is AntiThrash.ON
+        st.set_anti_thrash(event.anti_thrash)
         for session in st.sessions.values():
             st.refresh(session)
     st.policy.adopt(st)

@@ -131,10 +131,7 @@ def _start(
         moved_bytes = session.resident_bytes if doing is PAGING_OUT else restore_bytes
         move_id = st.history.begin()
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id)
-    st.moved_at_ns = st.now_ns
-    st.ops[op] = session
-    st.refresh(session)
+    st.op_begins(session, Running(op, doing, st.now_ns, stops_runner, hinted, move_id))
     if doing is SUSPENDING:
         st.actions.append(Suspend(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
     elif doing is RESUMING:

@@ -48,12 +48,10 @@ def _take(
     ``moved_bytes`` is given for a move that succeeded."""
     session = st.ops.get(op)
     if session is None or session.op is None or session.op.doing is not doing:
-        st.ignored_events += 1
+        st.ignore()
         return None
     running = session.op
-    del st.ops[op]
-    session.op = None
-    session.moved_at_ns = st.moved_at_ns = st.now_ns
+    st.op_reports(session, running)
     if doing in MOVES:
         ok = moved_bytes is not None
         st.history.end(
@@ -277,7 +275,7 @@ def mark_lost(st: State, session: Session, detail: str) -> None:
 def overdue(st: State, event: ev.OperationOverdue) -> None:
     session = st.ops.get(event.op)
     if session is None or session.op is None:
-        st.ignored_events += 1
+        st.ignore()
         return
     if session.op.overdue:
         return

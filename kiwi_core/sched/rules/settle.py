@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def settle(st: State) -> None:
-    st.wake_ns = None
+    st.wake_for_nothing()
     if st.lingerers:
         _end_lingerers(st)
     if st.kept_out:
@@ -59,15 +59,14 @@ def _end_lingerers(st: State) -> None:
 
 def _choose_mode(st: State) -> None:
     fits = st.active_need_bytes + st.margin_bytes <= st.capacity_bytes
-    crowded = st.active > 1 and (st.outgrown or not fits)
-    on = st.anti_thrash is AntiThrash.ON
-    serialised = crowded if on else st.anti_thrash is AntiThrash.ALWAYS
-    if serialised and not st.serialised and len(st.runners) > 1:
+    was = st.serialised
+    st.choose_mode(st.active > 1, fits)
+    if st.serialised and not was and len(st.runners) > 1:
+        on = st.anti_thrash is AntiThrash.ON
         why = "together they need more than the GPU has" if on else "anti-thrash is set to always"
         for runner in st.runners.values():
             st.notify(runner, Notice.SERIALISING, why)
             st.tell(runner, "from now on one at a time: {}", why)
-    st.serialised = serialised
 
 
 def _tend_misplaced(st: State) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.sched.model.session import HELD, IN, NOTHING, OUT, PAGING_IN, PAGING_OUT, SUSPENDING
 from kiwi_core.sched.rules import orders, room
 from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
-from kiwi_core.states import AntiThrash, Notice
+from kiwi_core.states import Notice
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -246,11 +246,7 @@ def shelter(st: State) -> None:
     lacking_bytes = short_bytes if len(st.runners) > 1 else _may_hit_the_wall_bytes(st)
     found = room.survey(st, short_bytes - coming, lacking_bytes=lacking_bytes - coming)
     room.evict(st, found, "the runners need more room")
-    st.outgrown = (
-        st.anti_thrash is AntiThrash.ON
-        and len(st.runners) > 1
-        and coming + found.gain_bytes < short_bytes
-    )
+    st.runners_outgrow(len(st.runners) > 1 and coming + found.gain_bytes < short_bytes)
 
 
 def _may_hit_the_wall_bytes(st: State) -> int:
