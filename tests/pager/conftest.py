@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# Where every backend's tests find the contract and the programs under test.
+# The tests of every backend import the contract and the programs under test from here.
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -1,5 +1,8 @@
-"""What every pager backend must do. A backend's tests derive from ``PagerContract`` and provide a
-``world`` fixture (see ``World``); a new backend that passes is one that the daemon can use."""
+"""The contract of every pager backend.
+
+A backend's tests derive from ``PagerContract`` and provide a ``world`` fixture (see ``World``). The
+daemon can use a new backend that passes.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ SOON_S = 0.3
 
 
 class Session(Protocol):
-    """One session under test: the process, or what stands for it."""
+    """One session under test: a process, or an object that replaces it."""
 
     target: Target
 
     def digest(self) -> str:
-        """Of the contents and their addresses. Waits while it is held."""
+        """Return a digest of the contents and their addresses. The call waits while it is held."""
         ...
 
     def touch(self) -> None:
-        """Begins a driver call."""
+        """Begin a driver call."""
         ...
 
     def touched(self, within_s: float = 0.0) -> bool:
-        """Has it ended?"""
+        """Return whether the driver call has ended."""
         ...
 
     def finish_touch(self) -> None: ...
@@ -60,15 +63,15 @@ class World(Protocol):
     def start(self, size_bytes: int) -> Session: ...
 
     def hold_outside(self, free_bytes: int) -> None:
-        """A program outside Kiwi leaves no more than this free; ``memory_bytes``: none runs."""
+        """Let a program outside Kiwi leave only this much free; with ``memory_bytes``, end it."""
         ...
 
     def refuse_page_out(self, session: Session) -> None:
-        """The next page-out of it cannot be done (its lock times out)."""
+        """Make the session's next page-out fail: its lock times out."""
         ...
 
     def break_page_in(self, session: Session) -> None:
-        """The next page-in of it fails for good."""
+        """Make the session's next page-in fail for good."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -100,7 +103,7 @@ class PagerContract:
         session.finish_touch()
 
     def assert_held(self, session: Session) -> None:
-        """Leaves a call behind that ends when it is let go."""
+        """Check that a call is held. The call ends when the session is released."""
         session.touch()
         assert not session.touched(SOON_S)
 

@@ -1,7 +1,7 @@
-"""Room for a restore is claimed where programs outside Kiwi may take it after the look.
+"""Tests that room for a restore is claimed where programs outside Kiwi may take it first.
 
-On the emulated driver, as on real ones, a restore that finds too little memory keeps what there is
-and can never be repeated.
+On the emulated driver, as on real ones, a restore that finds too little memory keeps what it has
+taken and can never be repeated.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SIZE_MIB = 24
 
 
 class Stage:
-    """One program as a session, one outside Kiwi, and a pager whose looks at the free memory can be
-    followed by something. ``calls`` are the names of the workers' calls."""
+    """One program as a session, one outside Kiwi, and a pager. ``after_a_look`` runs after the
+    pager has read the free memory. ``calls`` holds the names of the workers' calls."""
 
     def __init__(self, path: Path) -> None:
         libraries = emulator.build()

@@ -1,5 +1,7 @@
-"""A program that Ctrl-Z has stopped is continued to be held, and stopped again: but not against its
-user, who has said ``fg`` meanwhile."""
+"""Tests that a program that Ctrl-Z stopped is continued to be held, and then stopped again.
+
+It is not stopped if its user has entered ``fg`` in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,9 @@ finally:
 
 class Shell:
     def __init__(self, progress: Path) -> None:
-        """Its job makes the file ``progress`` longer all the time."""
+        """Start a job that keeps appending to the file ``progress``."""
         self.pid, self._terminal = pty.fork()
-        if not self.pid:  # a child of a test run must not run on into it
+        if not self.pid:  # the child must not continue the test run
             os.execv(sys.executable, [sys.executable, "-S", "-c", SHELL, str(progress)])
         self._said = b""
         self.job = int(self._line())
@@ -105,8 +107,8 @@ def test_what_is_stopped_later_goes_on_too_and_is_stopped_again(shell: Shell) ->
 def test_what_its_user_brought_to_the_foreground_runs_on(
     shell: Shell, tmp_path: Path, command: str, stays_stopped: bool
 ) -> None:
-    """``bg`` leaves no trace in a process that runs already: it is stopped, and can be continued
-    once more."""
+    """``bg`` leaves no trace in a running process: the process is stopped, and its user can
+    continue it again."""
     wait_until(lambda: state(shell.job) == "T", "it is stopped")
     ref = processes.ref_of(shell.job)
     assert ref is not None

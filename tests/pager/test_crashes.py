@@ -1,6 +1,6 @@
-"""Deaths and hangs at every stage, of the target and of the caller; on the emulated driver.
+"""Tests of deaths and hangs of the target and the caller at every stage, on the emulated driver.
 
-A new caller finishes whatever a killed one has left behind, from what the driver says.
+A new caller asks the driver for the state and finishes what a killed one has left.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_the_target_killed_at_each_stage(
     seen = emulated.pager.observe(session.target)
     assert not seen.alive
     if child_bytes:
-        # Nothing keeps it held: it sees that its parent is gone, and ends.
+        # Nothing holds the child: it notices that its parent has ended, and ends.
         wait_until(lambda: processes.ref_of(session.child_pid) is None, "the child's end")
     wait_until(lambda: emulated.used_bytes() == 0, "the memory is free")
 
@@ -74,9 +74,9 @@ def test_the_caller_killed_at_each_stage(
     emulated.wait_hanging()
     caller.kill()
     emulated.let_go()
-    # The driver finishes what a dead caller had begun.
+    # The driver finishes what a killed caller had begun.
     wait_until(lambda: emulated.state(session.child_pid) == AFTERWARDS[operation], "it is done")
-    # emulated.pager knows nothing of what happened, footprints included.
+    # `emulated.pager` knows nothing of what happened, not even the footprints.
     moved(getattr(emulated.pager, then)(session.target, soon_ns()))
     expected = Residency.PAGED_OUT if then == "page_out" else Residency.RESIDENT
     assert emulated.pager.observe(session.target).residency is expected
@@ -86,7 +86,7 @@ def test_the_caller_killed_at_each_stage(
 
 @pytest.mark.parametrize("call", ["page_out", "page_in"])
 def test_the_caller_killed_while_the_driver_copies(emulated: EmulatedWorld, call: str) -> None:
-    """The driver goes on, and says CHECKPOINTING (4) or RESTORING (5) until it is done."""
+    """The driver continues, and reports CHECKPOINTING (4) or RESTORING (5) until it is done."""
     emulator.set_driver_version(emulated.path, 13040)
     session = emulated.start(16 * MIB)
     before = session.digest()
@@ -121,7 +121,7 @@ def test_footprints_outlive_the_caller(emulated: EmulatedWorld) -> None:
     first.kill()
 
     emulated.hold_outside(free_bytes=40 * MIB)
-    # Nobody knows how much it needs, and somebody else uses the GPU: no risk is taken.
+    # The size is unknown and another program uses the GPU, so the pager takes no risk.
     refused(emulated.pager.page_in(session.target, soon_ns(0.1)), Reason.NO_ROOM)
     emulated.pager.import_footprints(footprints | {ProcessRef(2**22 - 1, 1): MIB})
     assert emulated.pager.export_footprints() == footprints, "the dead are left out"
@@ -141,7 +141,7 @@ def test_footprints_are_told_before_anything_moves(emulated: EmulatedWorld) -> N
 
 
 def test_two_page_ins_do_not_count_on_the_same_room(emulated: EmulatedWorld) -> None:
-    """Either fits, both do not: one of them is refused, and neither is lost."""
+    """Only one of them fits: the other is refused, and neither is lost."""
     one, two = emulated.start(24 * MIB), emulated.start(24 * MIB)
     before = [one.digest(), two.digest()]
     for session in (one, two):
@@ -226,7 +226,7 @@ def test_a_thread_id_is_not_taken_for_its_process(emulated: EmulatedWorld) -> No
 
 
 def test_in_the_middle_of_work(emulated: EmulatedWorld) -> None:
-    """A loop that checks what it reads, moved out and in again and again."""
+    """A loop checks what it reads while its memory moves out and in again and again."""
     session = emulated.start(8 * MIB)
     before = session.digest()
     session.loop()

@@ -1,4 +1,4 @@
-"""The checkpoint pager on the emulated driver passes the contract."""
+"""Tests that the checkpoint pager on the emulated driver passes the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake passes the contract that the real backends pass; and its scripts do what they say."""
+"""Tests that the fake pager passes the contract of the real backends, and of its scripts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LOOP = Loop()
 
 
 def fake_pager(total_bytes: int, **more: Any) -> FakePager:
-    """Its calls block."""
+    """Return a fake pager whose calls block."""
     return Blocking(FakePager(total_bytes, **more), LOOP)  # type: ignore[return-value]
 
 
 class FakeSession:
-    """Its contents cannot change by themselves: the digest says whether they are there."""
+    """A session whose contents cannot change; the digest says whether they are in the GPU."""
 
     def __init__(self, pager: FakePager, size_bytes: int) -> None:
         number = next(_numbers)

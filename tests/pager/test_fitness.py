@@ -1,4 +1,5 @@
-"""Who must not be moved, seen in a made-up /proc, and what the pager does about it."""
+"""Tests of which processes must not be moved, read from a fake /proc, and of what the pager
+does."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def test_a_program_with_our_library_is_known_by_its_mappings(tmp_path: Path) -> 
 
 
 def test_a_real_program_is_looked_at() -> None:
-    """The names are where this code looks for them."""
+    """The names are where the code looks for them."""
     renames = "open('/proc/self/task/%d/comm' % threading.get_native_id(), 'w').write('pt_nccl_x')"
     code = f"import threading, sys; {renames}; print('named', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code]

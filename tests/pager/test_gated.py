@@ -1,4 +1,4 @@
-"""Programs whose library is only a gate: the driver moves them, and only while the gate is shut."""
+"""Tests of programs whose library is only a gate: the driver moves them while the gate is shut."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ CHILD = (
 
 
 def test_a_gate_that_opens_while_others_are_locked_is_shut_again(world: GatedWorld) -> None:
-    """The driver must not take a program whose gate is open: a synchronise call would kill it."""
+    """The driver must not checkpoint a program whose gate is open: a synchronise call would kill
+    it."""
     session = world.start(4 * MIB)
     before = session.digest()
     session.do(CHILD)
@@ -109,7 +110,7 @@ def test_what_the_driver_refuses_opens_the_gate_again(world: GatedWorld, operati
 def test_a_library_that_comes_back_is_told_nothing_before_the_driver_has_let_go(
     world: GatedWorld,
 ) -> None:
-    """After a crash of the daemon: its first call to the driver might crash the program."""
+    """After a crash of the daemon, the library's first driver call might crash the program."""
     session = world.start(4 * MIB)
     before = session.digest()
     moved(world.pager.page_out(session.target, soon_ns()))

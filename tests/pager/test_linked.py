@@ -1,4 +1,4 @@
-"""The in-process pager passes the contract, with scripted libraries and with the real one."""
+"""Tests that the in-process pager passes the contract, with scripted libraries and the real one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The checkpoint pager on a real GPU: ``pytest -m gpu tests/pager``. The same contract as on the
-emulator; a difference is a bug of the emulator."""
+"""Tests of the checkpoint pager on a real GPU: ``pytest -m gpu tests/pager``.
+
+The contract is the one that the emulator passes; a difference is a bug of the emulator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that do not run: the driver would not answer about them, so it is not asked."""
+"""Tests that the driver is not asked about stopped programs, since it would not answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[LinkedWorld]:
-    """With the daemon's pager; the programs have no library."""
+    """Provide the daemon's pager and programs without a library."""
     world = LinkedWorld(tmp_path / "gpus")
     yield world
     world.close()
@@ -96,8 +96,8 @@ def test_ctrl_z_just_after_the_look_for_stopped_programs(world: LinkedWorld, cal
 
 
 def test_ctrl_z_in_the_middle_of_a_page_out(world: LinkedWorld) -> None:
-    """The driver copies within the program's own process here, so it would stand still, too."""
-    emulator.set_driver_version(world.path, 13040)  # it reports CHECKPOINTING
+    """The driver copies inside the program's own process here, so it would stop too."""
+    emulator.set_driver_version(world.path, 13040)  # this driver reports CHECKPOINTING
     session, caller = start(world, 32 * MIB), world.new_pager()
     before = session.digest()
     world.set_copy_bandwidth(16 * MIB)
@@ -131,7 +131,7 @@ def test_a_debugger_keeps_what_it_has(world: LinkedWorld, call: str) -> None:
     ids=["version-2", "version-1"],
 )
 def test_a_frozen_control_group(world: LinkedWorld, tmp_path: Path, name: str, text: str) -> None:
-    """The group's files are made up: a test cannot count on being allowed to freeze one."""
+    """The group's files are fake, because a test may not be allowed to freeze a group."""
     session = start(world, 4 * MIB)
     place = tmp_path / name
     place.write_text(text)

@@ -1,4 +1,5 @@
-"""Sessions of linked and other processes: all or none, whoever moves them; what stays behind."""
+"""Tests of sessions with linked and other processes: all move or none, and what stays in the
+GPU."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ with open({beats!r}, "w") as beats:
 
 
 class Family:
-    """A linked program and a child of it: a plain one, or one that is linked, too."""
+    """A linked program and its child, which is plain or linked."""
 
     def __init__(self, world: LinkedWorld, *, linked: bool = False) -> None:
         self.world = world
@@ -167,7 +168,8 @@ def test_if_the_driver_cannot_bring_its_part_back_the_library_takes_its_own_out_
     world: LinkedWorld, mixed: Family
 ) -> None:
     moved(world.pager.page_out(mixed.root.target, soon_ns()))
-    world.hold_outside(free_bytes=7 * MIB)  # for the library's part, not for the other's
+    # enough for the library's part, not for the other process
+    world.hold_outside(free_bytes=7 * MIB)
     refused(world.pager.page_in(mixed.root.target, soon_ns(1.0)), Reason.NO_ROOM)
     assert mixed.root.get("library._out")
     assert world.state(mixed.child_pid) == "CHECKPOINTED"
@@ -202,7 +204,7 @@ def test_the_root_dies_on_its_way(world: LinkedWorld, action: str) -> None:
 
 
 def test_what_the_root_leaves_behind_is_let_go(world: LinkedWorld, tmp_path: Path) -> None:
-    """A linked child outlives its session, which is out."""
+    """A linked child outlives its session, which is paged out."""
     root, beats = world.start(4 * MIB), tmp_path / "beats"
     code = _ALONE.format(support=str(SUPPORT), path=str(world.socket), beats=str(beats))
     root.do(f"import subprocess; child = subprocess.Popen([sys.executable, '-c', {code!r}])")
@@ -238,7 +240,7 @@ def test_much_of_it_goes_through_the_driver(world: LinkedWorld) -> None:
     assert world.state(session.pid) == "CHECKPOINTED"
     assert session.get("library.orders")[-2:] == ["page-out", "yield"], "it leaves the driver alone"
     assert pager.observe(session.target).resident_bytes == 0
-    assert out.bytes_moved == 8 * MIB  # its own, the unowned, and the context
+    assert out.bytes_moved == 8 * MIB  # its own memory, the unowned memory, and the context
     assert moved(pager.page_in(session.target, soon_ns())).bytes_moved == out.bytes_moved
     assert session.digest() == before
     assert session.get(f"digest(u, {2 * MIB}) == fill(u, 1, {2 * MIB})")
@@ -259,7 +261,7 @@ def test_a_second_page_out_takes_what_the_first_left(world: LinkedWorld) -> None
 
 
 def test_the_driver_leaves_alone_whose_library_does_not_yield(world: LinkedWorld) -> None:
-    """Its library might call the driver, which would kill the program if it was checkpointed."""
+    """The library might call the driver, which would kill a checkpointed program."""
     session = world.start(4 * MIB)
     before = session.digest()
     moved(world.pager.page_out(session.target, soon_ns()))
@@ -271,8 +273,8 @@ def test_the_driver_leaves_alone_whose_library_does_not_yield(world: LinkedWorld
 
 
 def test_the_driver_leaves_alone_who_may_be_on_the_way_in(world: LinkedWorld) -> None:
-    """Out when it was last heard of: before it has been asked again nobody knows, and what it has
-    in the GPU does not count twice."""
+    """The session was out when the pager last read its state. Until the next reading nobody knows,
+    and its bytes in the GPU do not count twice."""
     session = world.start(4 * MIB)
     before = session.digest()
     moved(world.pager.page_out(session.target, soon_ns()))
@@ -308,7 +310,7 @@ def test_what_others_left_in_the_gpu_goes_when_room_is_short(world: LinkedWorld)
 
 @pytest.mark.parametrize("kind", ["linked", "plain", "mixed"])
 def test_nobody_waits_long_for_what_others_left_in_the_gpu(world: LinkedWorld, kind: str) -> None:
-    """Whoever moves it: what frees the room is not waited for, but done."""
+    """Whichever pager moves it, the room is made and not waited for."""
     patience_s = 40.0
     world.pager = world.new_pager(room_wait_ns=round(patience_s * NS_PER_S))
     other = world.start(8 * MIB)
@@ -330,8 +332,8 @@ def test_nobody_waits_long_for_what_others_left_in_the_gpu(world: LinkedWorld, k
     if kind == "linked":
         moved(outcome)
         return
-    # Beside a program outside Kiwi the driver restores only what could be claimed before; the
-    # claim takes a context and a margin, which are not there.
+    # Beside a program outside Kiwi, the driver restores only into claimed room. The claim needs a
+    # context and a margin, for which there is no room.
     refused(outcome, Reason.NO_ROOM)
     world.hold_outside(free_bytes=world.memory_bytes)
     moved(world.pager.page_in(target, soon_ns()))
@@ -362,7 +364,7 @@ def test_two_operations_on_one_session_wait_for_each_other(world: LinkedWorld) -
 
 
 def half_out(world: LinkedWorld, session: LinkedProgram) -> None:
-    """Its library fails half-way and can bring back nothing: of 8 MiB 4 are out."""
+    """Let the library fail half-way and bring nothing back: 4 of 8 MiB are out."""
     session.script("page-out", "stick no-host-memory")
     session.script("page-in", "refuse driver")
     out = moved(world.pager.page_out(session.target, soon_ns()))
@@ -386,7 +388,7 @@ def test_what_a_page_out_cut_short_has_left_goes_with_the_next_one(world: Linked
 
 
 def test_the_driver_takes_nobody_whose_library_has_only_half_out(world: LinkedWorld) -> None:
-    """The rest is the library's to move, whose first call to the driver would never return."""
+    """The library must move the rest, and its first driver call would never return."""
     one, other = world.start(8 * MIB), world.start(8 * MIB)
     contents = one.digest(), other.digest()
     moved(world.pager.page_out(one.target, soon_ns()))
@@ -406,7 +408,7 @@ def test_the_driver_takes_nobody_whose_library_has_only_half_out(world: LinkedWo
 def test_what_the_driver_holds_is_not_asked_of_its_library(
     world: LinkedWorld, how: str, out: str
 ) -> None:
-    """However it came about: another tool, a call left behind by a daemon that was killed."""
+    """Another tool may have locked it, or a call that a killed daemon left behind."""
     session = world.start(8 * MIB)
     before = session.digest()
     if out == "all":
@@ -428,8 +430,8 @@ def test_what_the_driver_holds_is_not_asked_of_its_library(
 
 
 def test_a_move_that_never_ends_is_given_up(world: LinkedWorld) -> None:
-    """Its library is told nothing more until it has said how the move came out; a page-in keeps
-    the room that it may still take; and everything goes on from there."""
+    """The library gets no order until it has reported how the move ended. A page-in keeps the room
+    that it may still take, and everything continues from there."""
     session, other = world.start(8 * MIB), world.start(8 * MIB)
     contents = session.digest(), other.digest()
     for one in (session, other):

@@ -1,4 +1,4 @@
-"""Sessions of several processes: all of them, or none; on the emulated driver."""
+"""Tests of sessions with several processes on the emulated driver: all move, or none."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_none_comes_back_if_there_is_not_room_for_all(emulated: EmulatedWorld) -
     session = emulated.start(10 * MIB, child_bytes=10 * MIB)
     before = session.digest()
     moved(emulated.pager.page_out(session.target, soon_ns()))
-    emulated.hold_outside(free_bytes=16 * MIB)  # for either of them, not for both
+    emulated.hold_outside(free_bytes=16 * MIB)  # enough for either of them, not for both
     refused(emulated.pager.page_in(session.target, soon_ns(0.2)), Reason.NO_ROOM)
     assert states(emulated, session) == ("CHECKPOINTED", "CHECKPOINTED")
     emulated.hold_outside(emulated.memory_bytes)
@@ -96,8 +96,8 @@ def test_a_child_lost_for_good_lets_the_parent_go(emulated: EmulatedWorld) -> No
 
 
 def test_out_of_memory_in_a_restore_is_asked_again_and_then_lost(emulated: EmulatedWorld) -> None:
-    """As drivers of today do (NVIDIA/cuda-checkpoint#44): the state stays CHECKPOINTED, and every
-    later restore answers 304."""
+    """Current drivers behave like this (NVIDIA/cuda-checkpoint#44): the state stays CHECKPOINTED,
+    and every later restore answers 304."""
     session = emulated.start(4 * MIB)
     moved(emulated.pager.page_out(session.target, soon_ns()))
     emulated.faults.set("restore_oom", pid=session.pid)
@@ -150,7 +150,7 @@ def test_a_child_that_starts_to_use_the_gpu_later(emulated: EmulatedWorld) -> No
 
 
 def test_a_child_found_while_the_parent_is_being_locked(emulated: EmulatedWorld) -> None:
-    """It starts to use the GPU after the first look; a later one finds it in time."""
+    """The child starts to use the GPU after the first reading; a later reading finds it in time."""
     session = emulated.start(4 * MIB)
     emulated.hang("lock", session.pid)
     emulated.pager.begin("page_out", session.target, soon_ns())
@@ -166,7 +166,7 @@ def test_a_child_found_while_the_parent_is_being_locked(emulated: EmulatedWorld)
 def test_what_a_dead_kernel_leaves_behind_is_let_go(emulated: EmulatedWorld, stage: str) -> None:
     """A worker whose parents have ended is still in the kernel's terminal session."""
     session = emulated.start(4 * MIB, child_bytes=4 * MIB, leader=True)
-    # The child outlives its parent as a worker of a process pool may: it ignores the closed pipe.
+    # Like a worker of a process pool, the child ignores the closed pipe and outlives its parent.
     session.get("child.send('time.sleep(1000)')")
     if stage != "running":
         moved(getattr(emulated.pager, stage)(session.target, soon_ns()))
@@ -182,7 +182,7 @@ def test_what_a_dead_kernel_leaves_behind_is_let_go(emulated: EmulatedWorld, sta
 @pytest.mark.host_goes_down
 def test_an_orphan_of_a_living_kernel_moves_with_it(emulated: EmulatedWorld) -> None:
     session = emulated.start(4 * MIB, leader=True)
-    # A child's child whose parent ends at once.
+    # A grandchild whose parent ends at once.
     code = (
         "__import__('subprocess').check_output([sys.executable, '-c', "
         "'import subprocess, sys; "
@@ -218,7 +218,7 @@ def test_a_session_inside_another_is_left_alone(emulated: EmulatedWorld) -> None
 
 
 def test_a_session_that_uses_two_gpus_is_left_alone(tmp_path: Path) -> None:
-    """Its restore would need room on a GPU that another daemon looks after."""
+    """A restore would need room on a GPU that another daemon manages."""
     world = EmulatedWorld(tmp_path / "gpus", "2x64MiB")
     try:
         session = world.start(4 * MIB)

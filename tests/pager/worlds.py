@@ -1,5 +1,8 @@
-"""Emulated and real GPUs for the tests of the checkpoint pager: programs in processes of their
-own, and the pager in another one, so that anything can be killed at any point."""
+"""Emulated and real GPUs for the tests of the checkpoint pager.
+
+Each program and each pager runs in its own process, so that a test can kill any of them at any
+point.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 class RunningSession(CudaProgram):
-    """A CUDA program as a session. ``target`` names its own process; it may have a child."""
+    """A CUDA program as a session. ``target`` names its process; the program may have a child."""
 
     @property
     def target(self) -> Target:
@@ -62,7 +65,7 @@ class ProcessWorld:
         self.memory_bytes = self.free_bytes()
 
     def new_pager(self, **config: object) -> PagerProcess:
-        """One more caller: what comes after a crash of the first, or works beside it."""
+        """Start another caller, beside the first or after its crash."""
         pager = PagerProcess(self.environment, self.gpu_uuid, **config)
         self._closing.append(pager.close)
         return pager
@@ -81,7 +84,7 @@ class ProcessWorld:
         return session.born()
 
     def take(self, program: Program) -> None:
-        """``close`` ends it, too."""
+        """Let ``close`` end the program, too."""
         self._programs.append(program)
         self._closing.append(program.close)
 
@@ -102,12 +105,12 @@ class ProcessWorld:
         return int(self.pager.worker.get(code))
 
     def state(self, pid: int) -> str:
-        """As the driver says."""
+        """Return the state that the driver reports."""
         code = f"__import__('kiwi_core.gpu.driver').gpu.driver.checkpoint_state({pid}).name"
         return str(self.pager.worker.get(code))
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # each, whatever becomes of the others
+        with contextlib.ExitStack() as stack:  # call each, even if one raises
             for close in self._closing:
                 stack.callback(close)
 
@@ -141,7 +144,7 @@ class EmulatedWorld(ProcessWorld):
         return sum(gpu.used_bytes for gpu in emulator.books(self.path).gpus)
 
     def hang(self, operation: str, pid: int) -> None:
-        """The next such operation on ``pid`` hangs until ``let_go``."""
+        """Make the next such operation on ``pid`` hang until ``let_go``."""
         self.faults.set("hang", pid=pid, operation=operation)  # type: ignore[arg-type]
 
     def wait_hanging(self) -> None:
@@ -213,7 +216,7 @@ class GatedWorld(LinkedWorld):
 
 
 class PreloadedWorld(LinkedWorld):
-    """Programs with the library itself, which takes a little for itself."""
+    """Programs with the real library, which takes a little memory itself."""
 
     overhead_bytes = residue_bytes = 16 * MIB
 
@@ -224,7 +227,7 @@ class PreloadedWorld(LinkedWorld):
         self._closing.append(session.close)
         last_bytes = -1
         while last_bytes != (last_bytes := self.free_bytes()):
-            time.sleep(0.1)  # it prepares things in the background
+            time.sleep(0.1)  # the library still works in the background
         return session.born()
 
     def refuse_page_out(self, session: RunningSession) -> None:  # type: ignore[override]
@@ -235,8 +238,8 @@ class PreloadedWorld(LinkedWorld):
 
 
 class RealWorld(ProcessWorld):
-    """One real GPU. A ballast leaves only a little of it free, so that filling it takes seconds on
-    any model. Faults cannot be had here: tests that need one are left to the emulator."""
+    """One real GPU. A ballast leaves only a little of its memory free, so that a test fills it
+    within seconds on any model. Tests that need faults run on the emulator only."""
 
     unit_bytes = 128 * MIB
     overhead_bytes = GIB
@@ -251,14 +254,14 @@ class RealWorld(ProcessWorld):
         ballast = Worker(self.environment)
         self._closing.append(ballast.close)
         ballast.do("init()")
-        # In a PID namespace NVML names no process that anybody here knows.
+        # In a PID namespace, NVML lists no process with a pid that is known here.
         self.sizes_seen = nvml.processes(gpu_uuid).get(ballast.pid, 0) > 0
         if self.memory_bytes > self.left_bytes:
             ballast.do(f"alloc(ck(driver.cuMemGetInfo())[0] - {self.left_bytes})")
         self.memory_bytes = self.free_bytes()
 
     def free_bytes(self) -> int:
-        """Once it has settled: the driver scrubs what was freed first."""
+        """Wait until the figure is stable: the driver scrubs freed memory first."""
         last, now = -1, super().free_bytes()
         while now != last:
             time.sleep(0.2)

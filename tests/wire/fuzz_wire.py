@@ -1,8 +1,9 @@
-"""A fuzz target of the daemon's side of the wire: framing, messages, legality and dispatch.
+"""Fuzz target of the daemon's side of the wire: framing, messages, legality and dispatch.
 
-``one_input`` is the target. A real ``Connection`` and a real ``Router`` take the bytes; behind them
-stand desks that only record. ``make fuzz`` runs it under atheris, guided by coverage, and keeps
-what reaches new code in ``tests/wire/corpus``; ``test_corpus.py`` replays that.
+``one_input`` is the target. A real ``Connection`` and a real ``Router`` take the bytes, and
+handlers that only record what they receive stand behind them. ``make fuzz`` runs the target under
+atheris, guided by coverage, and keeps inputs that reach new code in ``tests/wire/corpus``.
+``test_corpus.py`` replays them.
 
     python tests/wire/fuzz_wire.py CORPUS [options of libFuzzer]
 """
@@ -61,7 +62,7 @@ AMPLE = [
 
 
 class Loop:
-    """What a connection needs of asyncio's loop. Timers never ring here."""
+    """The part of asyncio's event loop that a connection uses. Timers never fire here."""
 
     def __init__(self) -> None:
         self._soon: list[Callable[[], object]] = []
@@ -78,8 +79,8 @@ class Loop:
 
 
 class Transport:
-    """Takes what the connection says; ``closing`` after its end. ``full`` says, at each line,
-    whether its buffer is full now: the peer does not read."""
+    """Record what the connection sends. ``closing`` is true after the connection ends. ``full``
+    decides, after each line, whether the buffer is full because the peer does not read."""
 
     def __init__(self, sock: socket.socket, full: Callable[[], bool]) -> None:
         self._socket = sock
@@ -118,8 +119,8 @@ class Transport:
 
 
 class Recorder:
-    """Stands for every router and reporter behind ``Router``: it keeps the messages in their order.
-    One in ``refuses`` is refused, as a router may do with any message."""
+    """Replace every handler and reporter behind ``Router``, and keep the messages in order. Refuse
+    every ``refuses``-th message, as a handler may refuse any message."""
 
     def __init__(self, refuses: int) -> None:
         self.messages: list[m.ClientMessage] = []
@@ -168,7 +169,7 @@ class Recorder:
 
 
 class Answers:
-    """Reporters: each look is answered by something short."""
+    """Reporters that answer each query with a short message."""
 
     def status_line(self, _peer: object, _now_ns: int) -> bytes:
         return encode(m.Pong())
@@ -188,13 +189,13 @@ _SOCKETS = socket.socketpair(socket.AF_UNIX)
 
 
 def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[Any], list[bytes]]:
-    """What reaches the desks, and what is answered, when ``data`` comes in pieces."""
+    """Return the messages that reach the handlers and the answers when ``data`` comes in pieces."""
     loop = Loop()
     asyncio._set_running_loop(loop)  # type: ignore[arg-type]
     try:
         recorder = Recorder(refuses)
         transport = Transport(_SOCKETS[0], lambda: cuts.random() < 0.1)
-        # A real one would have other collaborators for each; the recorder is all of them.
+        # A real router has a different collaborator for each; the recorder replaces all of them.
         anything: Any = recorder
         shares = Shares(AMPLE)
         router = Router(
@@ -209,7 +210,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         transport.choke = connection.pause_writing
         for piece in _pieces(data, cuts):
             if transport.closing:
-                break  # nothing more is read from it
+                break  # the connection reads no more input
             connection.data_received(piece)
             loop.run()
             assert connection._reader.held_bytes <= DEFAULTS.request_max_bytes
@@ -234,7 +235,7 @@ def _pieces(data: bytes, cuts: random.Random) -> Iterator[bytes]:
 
 
 def _check_end(transport: Transport, recorder: Recorder) -> None:
-    """A fatal error is the last word, and every line that was said can be read."""
+    """Check that nothing follows a fatal error, and that every line that was sent can be parsed."""
     said = [decode_daemon(line[:-1]) for line in transport.said]
     fatal = [isinstance(each, m.Error) and each.fatal for each in said]
     assert fatal.count(True) == transport.closing
@@ -244,7 +245,7 @@ def _check_end(transport: Transport, recorder: Recorder) -> None:
 
 
 def one_input(data: bytes) -> None:
-    """The target: how the bytes are cut into reads changes nothing, and nothing escapes."""
+    """Check that splitting the bytes differently changes nothing, and that no exception escapes."""
     refuses = data[0] % 4 if data else 0
     whole = conversation(data[1:], random.Random(0), refuses)
     for seed in (1, 2):
@@ -260,14 +261,14 @@ ODD: list[Any] = [
 
 
 def templates() -> list[dict[str, Any]]:
-    """The examples of the protocol's page, from both ends."""
+    """Return the examples of the protocol's page, from both ends."""
     blocks = re.findall(r"^```json\n(.*?)^```$", PROTOCOL.read_text(), re.MULTILINE | re.DOTALL)
     return [msgspec.json.decode(line) for block in blocks for line in block.splitlines()]
 
 
 def seeds() -> list[bytes]:
-    """Each example after a hello in each role. Which message it was makes no difference to the
-    coverage (msgspec is not Python), so that a corpus that was merged may lack some."""
+    """Return each example after a hello in each role. Coverage does not depend on the kind of
+    message, because msgspec is not Python; a merged corpus may therefore lack some kinds."""
     hello = '{"type":"hello","protocol":1,"role":"%s","client":"f"}\n'
     return [
         b"\0" + (hello % role.value).encode() + msgspec.json.encode(template) + b"\n"
@@ -277,7 +278,7 @@ def seeds() -> list[bytes]:
 
 
 class Mutator:
-    """Changes lines as JSON half of the time: bytes alone would rarely stay readable."""
+    """Change a line as JSON half of the time, because changed bytes are rarely valid JSON."""
 
     def __init__(self, mutate: Callable[[bytes, int], bytes]) -> None:
         self._mutate = mutate
@@ -313,17 +314,17 @@ class Mutator:
 
 
 def quiet() -> None:
-    """What the daemon logs about bad peers would be most of the work."""
+    """Turn off the daemon's log messages about bad peers, which would take most of the time."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def main() -> None:
     quiet()
-    # Looked up late: Setup chooses which of its two builds it is.
+    # Setup chooses one of its two builds, so this looks the function up late.
     mutator = Mutator(lambda data, size: atheris.Mutate(data, size))
     for number, seed in enumerate(seeds() if sys.argv[1:2] == [OWN] else []):
         (Path(OWN) / f"seed-{number}").write_bytes(seed)
-    # To merge, libFuzzer starts this program again, through a shell.
+    # To merge, libFuzzer starts this program again through a shell.
     program = f"{sys.executable} {Path(__file__).resolve()}"
     atheris.Setup([program, *sys.argv[1:]], one_input, custom_mutator=mutator)
     atheris.Fuzz()

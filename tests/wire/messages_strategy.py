@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every message, made from the structs themselves."""
+"""Hypothesis strategies for every message, derived from the structs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def _struct(kind: type[msgspec.Struct], **fixed: st.SearchStrategy[object]) -> st.SearchStrategy:
-    """Instances of ``kind``: each field by its type, nested structs likewise."""
+    """Return instances of ``kind``: each field by its type, nested structs likewise."""
     fields = {
         field.name: fixed[field.name] if field.name in fixed else _of(field.type)
         for field in msgspec.inspect.type_info(kind).fields  # type: ignore[union-attr]
@@ -50,7 +50,7 @@ def _of(info: msgspec.inspect.Type) -> st.SearchStrategy:  # noqa: C901 - a list
     raise NotImplementedError(info)
 
 
-# Words for people are cleaned on arrival, so that only clean ones come back as they were.
+# The daemon cleans words for people on arrival, so that only clean ones come back unchanged.
 HELLO = _struct(m.Hello, client=NAME, name=NAME, kernel_id=NAME)
 CLIENT_KINDS: tuple[type[msgspec.Struct], ...] = m.ClientMessage.__args__  # type: ignore[attr-defined]
 DAEMON_KINDS: tuple[type[msgspec.Struct], ...] = m.DaemonMessage.__args__  # type: ignore[attr-defined]

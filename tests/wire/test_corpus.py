@@ -1,4 +1,4 @@
-"""What the fuzzer has found worth keeping goes through the daemon's side of the wire again."""
+"""Replay the fuzzer's corpus through the daemon's side of the wire."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
 
 
 def test_the_seeds() -> None:
-    """Every message of a client is among them."""
+    """The seeds contain every message of a client."""
     seeds = fuzz_wire.seeds()
     text = b"".join(seeds)
     for kind in fuzz_wire.CLIENT_TYPES:
@@ -45,7 +45,7 @@ def test_the_corpus(path: Path) -> None:
 
 
 def test_the_target_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A desk that stumbles over a message is found."""
+    """The target finds a handler that fails on a message."""
 
     def stumble(*_: object) -> None:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: its examples are read by the code itself."""
+"""Tests that the code can read the examples in docs/protocol.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes in, lines and messages out: whatever the bytes are."""
+"""Tests of framing: arbitrary bytes come in, lines and messages go out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def chunks_of(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(places)]
 
 
-# Lines are much likelier than in random bytes, so that good ones come before and after bad ones.
+# Lines are much more frequent than in random bytes, so that valid ones precede and follow bad ones.
 STREAM = st.lists(
     st.one_of(
         st.binary(max_size=60),

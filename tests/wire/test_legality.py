@@ -1,4 +1,4 @@
-"""What may be said when; and that what may not changes nothing."""
+"""Tests of which messages are legal when, and that an illegal message changes nothing."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ MESSAGES = st.one_of(
 
 
 class AnyTalk(RuleBasedStateMachine):
-    """Random talk against an independent account of it, kept as the list of what was legal."""
+    """Compare random conversations with an independent record of which messages were legal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class AnyTalk(RuleBasedStateMachine):
         self.closed = True
 
     def may_say(self, message: ClientMessage) -> bool:
-        """The rules of docs/protocol.md, told from history instead of from a table."""
+        """Apply the rules of docs/protocol.md to the history, without a table."""
         if self.closed:
             return False
         if not self.said or isinstance(message, Hello):

@@ -1,4 +1,4 @@
-"""Names fit for a screen, settings within their limits."""
+"""Tests that names fit a screen, and that settings stay within their limits."""
 
 from __future__ import annotations
 

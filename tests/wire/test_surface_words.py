@@ -1,5 +1,7 @@
-"""A wait, a turn and a load in words: one table for the command line, ``%kiwi status`` and the
-sidebar, whose test is ``labextension/tests/model/told.spec.tsx``."""
+"""Tests of the words for waits, turns and loads in the command line and ``%kiwi status``.
+
+The sidebar's test, ``labextension/tests/model/told.spec.tsx``, reads the same table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a wait is told: the same words in Python and TypeScript, and figures that never rise."""
+"""Tests of the words for a wait: Python and TypeScript use the same, and figures never rise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
     ],
 )
 def test_sharing_in_words(serialised: bool, why: str, text: str) -> None:
-    """No word twice."""
+    """No word appears twice."""
     status = SchedulerStatus(tq_s=30.0, anti_thrash=AntiThrash.ON, serialised=serialised, why=why)
     assert status.sharing == text
 
@@ -42,7 +42,7 @@ def test_a_wait_in_words(
 
 
 def top_s(text: str) -> float:
-    """The highest figure of ``text``."""
+    """Return the highest figure of ``text`` in seconds."""
     if text == "any moment":
         return 0.0
     found = re.search(r"([\d.]+) (s|min|h)$", text)

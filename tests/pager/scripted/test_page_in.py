@@ -1,0 +1,265 @@
+"""Tests of page-ins, of calls that were given up, and of states in which the driver works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from contract import moved, refused, soon_ns
+from scripted_machine import (
+    BACK_UNDER_WAY,
+    FAILED,
+    LOCKED,
+    OUT,
+    RUNNING,
+    TARGET,
+    UNDER_WAY,
+    Machine,
+    out,
+)
+
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import processes
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.movers.errors import died, hung
+from kiwi_core.pager.api import Lost
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import MIB
+
+
+def test_nobody_runs_before_all_are_back(machine: Machine, pager: CheckpointPager) -> None:
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.calls == ["restore 1", "restore 2", "unlock 1", "unlock 2"]
+
+
+def test_a_driver_that_can_try_again_after_out_of_memory(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 2] = [2]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_out_of_memory_twice_is_no_room_and_nothing_has_changed(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 2] = [2, 2]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert machine.states == {1: OUT, 2: OUT}
+    moved(pager.page_in(TARGET, soon_ns()))
+
+
+def test_a_restore_that_fails_in_the_same_way_three_times_with_room_is_lost(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """Driver 580 answers INVALID_VALUE every time if memory was shared."""
+    out(machine, pager)
+    machine.faults["restore", 1] = [1] * 10
+    for _ in range(2):
+        refused(pager.page_in(TARGET, soon_ns()), Reason.DRIVER)
+    assert isinstance(pager.page_in(TARGET, soon_ns()), Lost)
+    assert machine.states == {1: OUT, 2: RUNNING}, "the rest of it runs"
+
+
+def test_restores_that_fail_in_different_ways_or_succeed_between_are_not_lost(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 1] = [1, 1, 999, 999, 0, 1, 1]
+    for _ in range(4):
+        refused(pager.page_in(TARGET, soon_ns()), Reason.DRIVER)
+    moved(pager.page_in(TARGET, soon_ns()))
+    out(machine, pager)
+    for _ in range(2):
+        refused(pager.page_in(TARGET, soon_ns()), Reason.DRIVER)
+    moved(pager.page_in(TARGET, soon_ns()))
+
+
+def test_what_a_failed_restore_keeps_is_told(machine: Machine, pager: CheckpointPager) -> None:
+    """Real drivers take the free memory, answer OUT_OF_MEMORY, and then report an OS error."""
+    out(machine, pager)
+
+    def grabs() -> int:
+        machine.outside = 7 * MIB
+        return 2
+
+    machine.faults["restore", 1] = [grabs, 304]
+    outcome = pager.page_in(TARGET, soon_ns())
+    assert isinstance(outcome, Lost)
+    assert "It holds 7 MiB of GPU memory until it is restarted." in outcome.detail
+
+
+def test_room_that_vanishes_half_way(machine: Machine, pager: CheckpointPager) -> None:
+    out(machine, pager)
+
+    def grab() -> int:
+        machine.outside = 75 * MIB
+        return 0
+
+    machine.faults["restore", 1] = [grab]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert machine.calls == ["restore 1", "checkpoint 1"], "the second was never tried"
+    machine.outside = 0
+    moved(pager.page_in(TARGET, soon_ns()))
+
+
+@pytest.mark.parametrize("state", [OUT, FAILED])
+def test_what_can_never_come_back_is_lost_and_the_rest_runs(
+    machine: Machine, pager: CheckpointPager, state: CheckpointState
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 1] = [machine.does(1, state, 304), 304]
+    assert isinstance(pager.page_in(TARGET, soon_ns()), Lost)
+    assert machine.states == {1: state, 2: RUNNING}
+
+
+def test_lost_in_a_page_out(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["checkpoint", 2] = [machine.does(2, FAILED, 304)]
+    assert isinstance(pager.page_out(TARGET, soon_ns()), Lost)
+    assert machine.states == {1: RUNNING, 2: FAILED}
+    assert pager.observe(TARGET).residency is Residency.LOST
+    assert isinstance(pager.suspend(TARGET, soon_ns()), Lost)
+    assert machine.states == {1: RUNNING, 2: FAILED}
+
+
+@pytest.mark.parametrize("call", ["state", "restore", "unlock"])
+def test_a_child_that_ends_meanwhile_is_no_error(
+    machine: Machine, pager: CheckpointPager, call: str
+) -> None:
+    out(machine, pager)
+    machine.faults[call, 2] = [machine.dies(2, 304)]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING}
+    assert pager.export_footprints() == {}
+
+
+def test_one_that_is_out_is_not_merely_resumed(machine: Machine, pager: CheckpointPager) -> None:
+    out(machine, pager)
+    answer = refused(pager.resume(TARGET, soon_ns()), Reason.DRIVER)
+    assert "has to be paged in" in answer.detail
+    assert machine.calls == []
+
+
+@pytest.mark.parametrize("left", [LOCKED, OUT])
+@pytest.mark.parametrize("call", ["suspend", "resume", "page_out", "page_in"])
+def test_what_a_dead_root_leaves_behind_is_let_go(
+    machine: Machine,
+    pager: CheckpointPager,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    left: CheckpointState,
+) -> None:
+    del machine.states[1]
+    machine.states[2] = left
+    monkeypatch.setattr(processes, "tree", lambda *_: (ProcessRef(2, 0),))
+    refused(getattr(pager, call)(TARGET, soon_ns()), Reason.GONE)
+    assert machine.states == {2: RUNNING}
+
+
+def test_a_mixture_that_a_crash_left(machine: Machine, pager: CheckpointPager) -> None:
+    machine.states.update({1: OUT, 2: LOCKED})
+    pager.import_footprints({ProcessRef(1, 0): 10 * MIB})
+    seen = pager.observe(TARGET)
+    assert seen.residency is Residency.PAGED_OUT
+    assert (seen.paged_out_bytes, seen.resident_bytes) == (10 * MIB, 20 * MIB)
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    machine.states.update({1: OUT, 2: RUNNING})
+    pager.import_footprints({ProcessRef(1, 0): 10 * MIB})
+    assert moved(pager.page_out(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert machine.states == {1: OUT, 2: OUT}
+
+
+# --- calls that were given up --------------------------------------------------------------------
+
+
+def given_up(error: GpuError) -> Callable[[], int]:
+    """Return a fault of a call whose result is unknown and that the driver does not show in
+    progress."""
+
+    def act() -> int:
+        raise error
+
+    return act
+
+
+DIED, HANGS = died("a call"), hung("a call", 1.0)
+
+
+def test_a_checkpoint_that_was_cut_short_is_asked_for_again(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """The second call is answered after the first one has ended."""
+    machine.faults["checkpoint", 1] = [given_up(DIED), machine.does(1, OUT, 401)]
+    assert moved(pager.page_out(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 30 * MIB
+
+
+def test_a_restore_that_was_cut_short_is_asked_for_again(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 1] = [given_up(DIED), machine.does(1, LOCKED, 401)]
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+@pytest.mark.parametrize("error", [DIED, HANGS])
+def test_what_goes_out_after_its_call_was_given_up_comes_back_beside_others(
+    machine: Machine, pager: CheckpointPager, error: GpuError
+) -> None:
+    machine.faults["checkpoint", 1] = [given_up(error), given_up(error)]
+    refused(pager.page_out(TARGET, soon_ns()), Reason.DRIVER)
+    machine.states[1] = OUT
+    machine.outside = 30 * MIB
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 10 * MIB
+    assert pager.export_footprints() == {}
+
+
+def test_what_the_session_has_elsewhere_does_not_keep_an_unknown_size_out(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """A library moves process 2, which is already back in the GPU."""
+    machine.states.update({1: OUT, 2: RUNNING})
+    target = replace(TARGET, without=frozenset({ProcessRef(2, 0)}))
+    assert moved(pager.page_in(target, soon_ns())).bytes_moved == 10 * MIB
+
+
+# --- states 4 and 5 ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("state", "then"), [(UNDER_WAY, OUT), (BACK_UNDER_WAY, LOCKED)])
+def test_a_call_under_way_is_waited_for(
+    machine: Machine, pager: CheckpointPager, state: CheckpointState, then: CheckpointState
+) -> None:
+    machine.states[2] = state
+    refused(pager.page_in(TARGET, soon_ns(0.03)), Reason.DRIVER)
+    timer = threading.Timer(0.05, machine.states.update, [{2: then}])
+    timer.start()
+    moved(pager.page_in(TARGET, soon_ns()))
+    timer.join()
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_a_late_call_of_a_killed_caller_is_caught_up_with(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """Its checkpoint begins only when the new caller unlocks the process."""
+    machine.states.update({1: OUT, 2: LOCKED})
+    machine.faults["unlock", 2] = [machine.does(2, OUT, 401)]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    machine.states.update({1: LOCKED, 2: LOCKED})
+    machine.faults["checkpoint", 2] = [machine.does(2, UNDER_WAY, 401)]
+    timer = threading.Timer(0.05, machine.states.update, [{2: OUT}])
+    timer.start()
+    moved(pager.page_out(TARGET, soon_ns()))
+    timer.join()
+    assert machine.states == {1: OUT, 2: OUT}

@@ -1,0 +1,239 @@
+"""Tests of work that is done and reported as failed, and of refusals and what they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pytest
+from contract import moved, refused, soon_ns
+from scripted_machine import LOCKED, OUT, RUNNING, TARGET, Machine, new_pager, out
+
+from kiwi_core.gpu import host
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.pager.checkpoint import moving, ports
+from kiwi_core.pager.checkpoint.fitness import Kind, Unfit
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import GIB, MIB
+
+# --- it failed in reporting, not in doing --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "after"), [("lock", LOCKED), ("checkpoint", OUT), ("restore", LOCKED)]
+)
+def test_work_that_was_done_counts(
+    machine: Machine, pager: CheckpointPager, call: str, after: CheckpointState
+) -> None:
+    machine.faults[call, 2] = [machine.does(2, after, 600 if call == "lock" else 999)]
+    assert moved(pager.page_out(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_an_unlock_that_was_done_counts(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["unlock", 1] = [machine.does(1, RUNNING, 999)]
+    moved(pager.suspend(TARGET, soon_ns()))
+    moved(pager.resume(TARGET, soon_ns()))
+
+
+def test_an_unlock_is_tried_once_more_and_then_refused(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    moved(pager.suspend(TARGET, soon_ns()))
+    machine.faults["unlock", 1] = [999]
+    moved(pager.resume(TARGET, soon_ns()))
+    moved(pager.suspend(TARGET, soon_ns()))
+    machine.faults["unlock", 1] = [999, 999]
+    refused(pager.resume(TARGET, soon_ns()), Reason.DRIVER)
+    assert machine.states == {1: LOCKED, 2: RUNNING}
+    moved(pager.resume(TARGET, soon_ns()))
+
+
+# --- refusals and what they leave behind ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (600, Reason.LOCK_TIMEOUT),
+        (800, Reason.NOT_PERMITTED),
+        (801, Reason.UNSUPPORTED),
+        (500, Reason.UNSUPPORTED),
+        (304, Reason.DRIVER),
+        (999, Reason.DRIVER),
+    ],
+)
+@pytest.mark.parametrize("call", ["lock", "checkpoint"])
+def test_a_refused_page_out_lets_everybody_run(
+    machine: Machine, pager: CheckpointPager, call: str, number: int, reason: Reason
+) -> None:
+    machine.faults[call, 2] = [number]
+    refused(pager.page_out(TARGET, soon_ns()), reason)
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    assert pager.export_footprints() == {}
+
+
+@pytest.mark.parametrize("number", [2, 801, 719])
+def test_a_refusal_that_can_have_damaged_a_process_is_not_tried_again(
+    machine: Machine, pager: CheckpointPager, number: int
+) -> None:
+    machine.faults["checkpoint", 2] = [number]
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    machine.calls.clear()
+    assert refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED) == answer
+    assert machine.calls == [], "the driver is not asked"
+    del machine.states[2]
+    moved(pager.page_out(TARGET, soon_ns()))
+    assert machine.states == {1: OUT}, "the others go once it has ended"
+
+
+def test_memory_that_nobody_is_named_for_has_room_claimed(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.claims == []
+    out(machine, pager)
+    machine.nameless = 45 * MIB
+    moved(pager.page_in(TARGET, soon_ns()))
+    first, second = machine.claims
+    assert min(first) > 10 * MIB
+    assert min(second) > 20 * MIB
+
+
+def test_what_is_known_beforehand_is_not_tried(machine: Machine) -> None:
+    why = Unfit(Kind.MANAGED, "It uses managed memory.", "Do without.")
+    pager = new_pager(machine, unfit=lambda ref: why if ref.pid == 2 else None)
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    assert answer.detail == "It uses managed memory. Do without."
+    assert machine.calls == []
+
+
+def test_what_is_out_already_comes_back_whatever_is_known(machine: Machine) -> None:
+    unfit: list[int] = []
+    why = Unfit(Kind.MANAGED, "It uses managed memory.", "Do without.")
+    pager = new_pager(machine, unfit=lambda ref: why if ref.pid in unfit else None)
+    out(machine, pager)
+    unfit += [1, 2]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+@pytest.mark.parametrize(("host_mib", "fits"), [(40, True), (25, False)])
+def test_room_in_the_cgroup_is_looked_for_where_nvml_names_nobody(
+    machine: Machine, host_mib: int, *, fits: bool
+) -> None:
+    """Otherwise the kernel would kill the process during its page-out."""
+    machine.names, machine.unlisted = False, {1, 2}
+    asked: list[list[int]] = []
+
+    def available(pids: Collection[int]) -> int:
+        asked.append(sorted(pids))
+        return host_mib * MIB
+
+    pager = new_pager(machine, host_available_bytes=available)
+    if fits:
+        moved(pager.page_out(TARGET, soon_ns()))
+    else:
+        refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
+        assert machine.calls == []
+    assert asked == [[1, 2]]
+
+
+def test_a_refusal_names_the_limit_of_the_job_and_what_to_ask_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = host.Shortage(limit_bytes=GIB, needs_bytes=2 * GIB)
+    monkeypatch.setattr(host, "shortage", lambda _pids, _more_bytes: lacking)
+    pager = new_pager(machine, host_available_bytes=lambda _pids: 0)
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
+    assert "ask for 2048 MiB (in Slurm: --mem=2048M)" in answer.detail
+
+
+def test_what_a_process_had_the_last_time_is_what_it_is_taken_to_need(machine: Machine) -> None:
+    """It does not need everything that NVML lists no process for: others use a part of it."""
+    machine.names, machine.unlisted = False, {1, 2, 99}
+    available_bytes = 100 * MIB
+    pager = new_pager(machine, host_available_bytes=lambda _pids: available_bytes)
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    machine.outside = 60 * MIB
+    available_bytes = 32 * MIB
+    moved(pager.page_out(TARGET, soon_ns()))
+
+
+def test_one_that_may_not_be_controlled(
+    machine: Machine, pager: CheckpointPager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver reports only "OS call failed"; the owner of the process explains it."""
+    monkeypatch.setattr(ports, "may_control", lambda _pid: False)
+    monkeypatch.setattr(moving, "may_control", lambda _pid: False)
+    machine.faults["state", 1] = [304]
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.NOT_PERMITTED)
+    assert "CAP_SYS_PTRACE" in answer.detail
+    machine.states.update({1: OUT, 2: OUT})
+    machine.faults["restore", 1] = [304]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NOT_PERMITTED)
+
+
+def test_a_machine_that_cannot_do_it(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["state", 1] = [801] * 10
+    refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    seen = pager.observe(TARGET)
+    assert (seen.residency, seen.resident_bytes) == (Residency.RESIDENT, 30 * MIB)
+
+
+def test_nvml_that_fails_after_the_lock(machine: Machine) -> None:
+    def fails(*_: object) -> None:
+        machine.nvml_fails = True
+
+    pager = new_pager(machine, remember=fails)
+    machine.unlisted = {2}  # so that NVML is asked again
+    refused(pager.page_out(TARGET, soon_ns()), Reason.DRIVER)
+    assert machine.states == {1: OUT, 2: LOCKED}, "nobody runs while a part is out"
+    machine.nvml_fails = False
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_remembering_that_fails_leaves_everybody_running(machine: Machine) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        new_pager(machine, remember=fails).page_out(TARGET, soon_ns())
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_a_process_on_two_gpus_is_left_alone(machine: Machine, pager: CheckpointPager) -> None:
+    machine.elsewhere = {2: "GPU-y", 77: "GPU-z"}
+    assert "GPU-y" in refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED).detail
+    assert machine.calls == []
+
+
+def test_a_session_that_never_stops_starting_processes(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    def one_more(pid: int) -> Callable[[], int]:
+        def act() -> int:
+            machine.states[pid + 1] = RUNNING
+            machine.faults["lock", pid + 1] = [one_more(pid + 1)]
+            return 0
+
+        return act
+
+    machine.faults["lock", 2] = [one_more(2)]
+    refused(pager.suspend(TARGET, soon_ns()), Reason.LOCK_TIMEOUT)
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_what_cannot_be_undone_is_said(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["checkpoint", 2] = [999]
+    machine.faults["restore", 1] = [999]
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.DRIVER)
+    assert "stays in system RAM until it can be paged in" in answer.detail
+    assert pager.observe(TARGET).residency is Residency.PAGED_OUT
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING, 2: RUNNING}
