@@ -25,9 +25,8 @@ FOLDER = Path(sched.__file__).parent
 
 EXCEPTIONS = {
     Session: """
-        at_work attained_ns backoff_ns backoff_until_ns burst busy busy_at_ns fixed gone guarded
-        hinted_ns home level lingering mid_burst paged_out_bytes protected_until_ns queued_ns
-        resident_bytes restore_bytes turn_id unmovable want
+        attained_ns burst gone hinted_ns home mid_burst paged_out_bytes queued_ns resident_bytes
+        restore_bytes turn_id want
     """.split(),
     State: [],
 }

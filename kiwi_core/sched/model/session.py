@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.states import Priority
+from kiwi_core.sched.model.failures import Failures
+from kiwi_core.sched.model.program import Program
+from kiwi_core.sched.model.standing import Standing
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.stories import Story
     from kiwi_core.states import Notice
-    from kiwi_core.units import OpId, SessionId
+    from kiwi_core.units import OpId
 
 PEAKS_KEPT: Final = 8
 """Bursts whose peaks count for the expected need: the notebook's present phase only."""
@@ -91,10 +93,11 @@ class Running:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
-    id: SessionId
-    owner: str = ""
-    """Whom its turns count for; its id if for nobody else."""
+class Session(Program, Failures, Standing):
+    """The record of one session. Its parts (the base classes) are each in a module of their own,
+    which alone writes their fields: rules tell a part what happened (``session.process_stops``).
+    """
+
     story: Story = field(default_factory=deque)
     """What happened to it lately; the same object is in ``State.stories``."""
 
@@ -120,18 +123,6 @@ class Session:
     """When the session last gave up the lease without reporting what it left in the GPU. A
     reading that began earlier is stale."""
 
-    guarded: bool = True
-    """Kiwi's gate is in front of the driver in all its processes, as far as is known. A session
-    without the gate is not stopped in mid-burst."""
-    at_work: bool = False
-    """The GPU worked for it at the last observation, or may still do so after its last burst. Only
-    matters for a session without a gate that does not hold the lease."""
-    stopped: str = ""
-    """Why its process does not run at all (Ctrl-Z ...), in words for users; "": it runs."""
-    fixed: bool = False
-    """Its memory could not be moved since its process was stopped. It is not tried again before
-    the process goes on."""
-
     kept_out: str = ""
     """Who keeps it out of the GPU until they resume it, in words for users ("an admin"); "":
     nobody."""
@@ -143,13 +134,6 @@ class Session:
     """The number of the burst that is wanted or runs, or else of the last one."""
     mid_burst: bool = False
     """The burst began and was stopped; only while QUEUED."""
-    lingering: bool = False
-    """Its cell is over but something that the cell started goes on; only while RUNNING or
-    mid_burst."""
-    busy: bool | None = None
-    """Whether the GPU worked for it, by the last observation of this burst; None: unknown."""
-    busy_at_ns: int = 0
-    """When the session was last seen busy, or began to linger."""
     leaving: bool = False
     """Detached: to be forgotten as soon as its memory is in the GPU and its process is free."""
     gone: bool = False
@@ -177,22 +161,8 @@ class Session:
     moved_out_bytes: int = 0
     moved_in_bytes: int = 0
 
-    priority: Priority = Priority.NORMAL
-    weight: float = 1.0
-    """The weight of its priority class; a power of two."""
-    share: float = 0.0
-    """The smallest share of the GPU that its priority class is to have; 0: none."""
     began_ns: int = 0
     """What the clock of ``Usage`` showed when its turn began; only while it holds the lease."""
-    had: float = 0.0
-    """GPU time that it has had lately while others waited; only ``Usage`` can read it."""
-    favoured: float = 0.0
-    """The part of ``had`` that the policy gave it before others; only ``Usage`` can read it."""
-    level: int = 0
-    """Set by the policy: its place in the queue, or its place before its grant."""
-    protected_until_ns: int = 0
-    """Set by the policy: the session does not make way before this time."""
-
     bursts_ended: int = 0
     burst_peak_bytes: int = 0
     """The most memory that it held in this burst."""
@@ -213,19 +183,6 @@ class Session:
     hinted_ns: int | None = None
     """When a hint paged it in; ``None`` once the session has been used since."""
 
-    backoff_ns: int = 0
-    """The last back-off after a refusal; 0 after a success."""
-    backoff_until_ns: int = 0
-    """No operation is tried on the session before this time."""
-    unmovable: bool = False
-    """The driver cannot move its memory, or must not: during this burst its program is not
-    stopped for a page-out again."""
-    extra_room_bytes: int = 0
-    """Room wanted beyond its need because a restore was refused for room; 0 after a success."""
-
-    problem: Notice | None = None
-    """What is wrong with this session as a target of operations."""
-    problem_detail: str = ""
     blocked: Notice | None = None
     """Why it waits for something other than its turn; only while QUEUED."""
     blocked_detail: str = ""

@@ -90,8 +90,7 @@ class Usage:
         if now_ns - self.epoch_ns > EPOCH_NS:
             self._move_epoch(now_ns, everybody)
         counts = 2.0 ** ((now_ns - self.epoch_ns) / HALF_LIFE_NS)
-        session.had += counts * had_ns
-        session.favoured += counts * favoured_ns
+        session.had_turn(counts * had_ns, counts * favoured_ns)
         self.had += counts * had_ns  # (the session counts among those that want until it rests)
 
     def _move_epoch(self, now_ns: int, everybody: Iterable[Session]) -> None:
@@ -99,8 +98,7 @@ class Usage:
         self.epoch_ns = now_ns
         self.had *= fading
         for session in everybody:
-            session.had *= fading
-            session.favoured *= fading
+            session.fades(fading)
 
     # --- queries --------------------------------------------------------------------------------
 

@@ -131,8 +131,7 @@ class Interactive(Policy):
         super().adopt(context)
 
     def joined(self, context: PolicyContext, session: Session) -> None:
-        session.level = self._level(context, session)
-        session.protected_until_ns = 0
+        session.queues_on(self._level(context, session))
         self._lanes[session.level].add(session)
         if session.mid_burst:
             self.served(session)
@@ -141,7 +140,7 @@ class Interactive(Policy):
 
     def left(self, context: PolicyContext, session: Session) -> None:
         if self._is_old(context, session) or (session.share and self._is_owed(context, session)):
-            session.protected_until_ns = context.now_ns + self._protected_ns
+            session.protect(context.now_ns + self._protected_ns)
         self._lanes[session.level].remove(session)
         self._sharing.pop(session.id, None)
 

@@ -53,7 +53,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         if session.want is QUEUED:
             bursts.to_rest(st, session)
     if event.guarded is not None:
-        session.guarded = event.guarded
+        session.gate_found(event.guarded)
     if session.op is None:
         _believe(st, session, event)
     if event.priority is not None:
@@ -72,10 +72,7 @@ def _prioritise(st: State, session: Session, priority: Priority) -> None:
     wants = session.counted_active_bytes
     if wants:
         st.usage.rests(session)
-    session.priority = priority
-    high = st.config.high_weight
-    session.weight = {Priority.HIGH: high, Priority.LOW: 1.0 / high}.get(priority, 1.0)
-    session.share = st.config.training_share if priority is Priority.TRAINING else 0.0
+    session.join_class(priority, st.config)
     if wants:
         st.usage.wants(session)
     st.policy.adopt(st)
@@ -188,8 +185,7 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
     if session.want is QUEUED and not session.mid_burst:
         bursts.end(st, session, "over before it began")
         return
-    session.lingering = True
-    session.busy_at_ns = st.now_ns
+    session.cell_ends(st.now_ns)
     st.lingerers[session.id] = session
     st.tell(session, "cell over, something it started goes on")
 

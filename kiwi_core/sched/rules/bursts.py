@@ -22,7 +22,7 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
     session.asked_ns = session.queued_ns = st.now_ns
     session.turn_id = st.history.begin()
     session.hinted_ns = None
-    session.unmovable = False
+    session.may_move_again()
     needs.burst_began(session)
     st.refresh(session)
     st.line_up(session)
@@ -89,7 +89,8 @@ def _rest(st: State, session: Session) -> None:
     if session.want is not NOTHING:
         session.rested_ns = st.now_ns
     session.want = NOTHING
-    session.mid_burst = session.lingering = False
+    session.mid_burst = False
+    session.rests()
     session.unblock()
     st.idle.pop(session.id, None)  # used just now: ``refresh`` puts it at the end of the idle ones
 
@@ -116,7 +117,7 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
     if left_ns is not None and (session.want is RUNNING or session.stopping):
         left(st, session, left_ns)
     _rest(st, session)
-    session.at_work = False
+    session.burst_ends()
     if begun:
         needs.burst_ended(session, st.total_bytes)
     st.refresh(session)

@@ -46,7 +46,7 @@ def guard_changed(st: State, event: ev.GuardChanged) -> None:
     session = st.known(event.session)
     if session is None or session.guarded is event.guarded:
         return
-    session.guarded = event.guarded
+    session.gate_found(event.guarded)
     st.refresh(session)
     st.tell(session, "has the gate now" if event.guarded else "uses the GPU without a gate")
 
@@ -55,7 +55,7 @@ def stopped(st: State, event: ev.SessionStopped) -> None:
     session = st.known(event.session)
     if session is None:
         return
-    session.stopped = event.why or "stopped"
+    session.process_stops(event.why or "stopped")
     st.stopped.add(session.id)
     st.refresh(session)
     st.tell(session, "its process is {}", session.stopped)
@@ -68,11 +68,9 @@ def continued(st: State, event: ev.SessionContinued) -> None:
     session = st.known(event.session)
     if session is None or not session.stopped:
         return
-    session.stopped = ""
+    session.process_runs()
+    session.forget_refusals_while_stopped()
     st.stopped.discard(session.id)
-    if session.fixed:
-        session.fixed = False
-        session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped
     if session.blocked is Notice.STOPPED:
         session.unblock()
     st.tell(session, "its process goes on")

@@ -36,7 +36,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         session = st.sessions.get(session_id)
         if session is None:
             continue
-        session.at_work = busy
+        session.seen_at_work(busy)
         if session.want is RUNNING:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
@@ -78,10 +78,9 @@ def _at_rest_since(session: Session, began_ns: int) -> bool:
 
 
 def _seen_busy(st: State, session: Session, busy: bool) -> None:
-    session.busy = busy
-    if busy:
-        session.busy_at_ns = st.now_ns
-    elif session.lingering and st.now_ns - session.busy_at_ns >= st.config.lingering_idle_ns:
+    session.seen_in_turn(busy, st.now_ns)
+    idle_ns = st.now_ns - session.busy_at_ns
+    if not busy and session.lingering and idle_ns >= st.config.lingering_idle_ns:
         bursts.end(st, session, "what it left running has been idle on the GPU")
 
 
@@ -114,7 +113,7 @@ def settings(st: State, event: ev.SettingsChanged) -> None:
     if event.policy is not None and event.policy != st.policy.name:
         st.policy = make(event.policy)
         for session in st.sessions.values():  # the previous policy's values mean nothing now
-            session.level = session.protected_until_ns = 0
+            session.queues_on(0)
     if event.anti_thrash is not None and event.anti_thrash is not st.anti_thrash:
         st.set_anti_thrash(event.anti_thrash)
         for session in st.sessions.values():

@@ -29,7 +29,8 @@ def grant(st: State, session: Session, cause: str) -> None:
     st.leave_line(session)
     st.chosen.pop(session.id, None)
     count_wait(session, st.now_ns)
-    session.granted_ns = session.busy_at_ns = st.now_ns
+    session.granted_ns = st.now_ns
+    session.turn_begins(st.now_ns)
     session.began_ns = st.usage.clock_ns(st.now_ns)
     st.now_runs(session)
     session.unblock()
@@ -43,7 +44,6 @@ def grant(st: State, session: Session, cause: str) -> None:
     st.refresh(session)
     quantum_ns = st.quantum_ns(session)
     if goes_on:
-        session.busy = None
         st.notify(session, Notice.RESUMED, cause=cause)
     st.actions.append(
         Grant(session=session.id, burst=session.burst, quantum_ns=quantum_ns, cause=cause)
@@ -160,13 +160,3 @@ def _allowed_ns(st: State, moved_bytes: int) -> int:
         + config.lock_timeout_ns
         + moved_bytes * NS_PER_S // config.operation_deadline_bytes_per_s
     )
-
-
-def back_off(st: State, session: Session, longest: bool) -> None:
-    """Try nothing on ``session`` for a while, twice as long after each refusal."""
-    config = st.config
-    doubled = session.backoff_ns * 2 or config.refusal_backoff_ns
-    session.backoff_ns = (
-        config.refusal_backoff_max_ns if longest else min(doubled, config.refusal_backoff_max_ns)
-    )
-    session.backoff_until_ns = st.now_ns + session.backoff_ns

@@ -62,8 +62,7 @@ def _take(
         st.forget(session)
         return None
     if running.overdue:
-        session.problem = None
-        session.problem_detail = ""
+        session.problem_is_over()
         st.notify(session, Notice.UNSTUCK, f"{doing.value} has come to an end after all")
         if session.blocked is Notice.STUCK:
             session.unblock()
@@ -71,10 +70,7 @@ def _take(
 
 
 def _succeeded(st: State, session: Session) -> None:
-    session.backoff_ns = session.backoff_until_ns = session.extra_room_bytes = 0
-    session.unmovable = False
-    session.problem = None
-    session.problem_detail = ""
+    session.operation_succeeded()
     _leave_or_return(st, session)
 
 
@@ -180,20 +176,19 @@ def _refused(
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.chosen.pop(session.id, None)
     if session.stopped and running.doing is not PAGING_IN:
-        session.fixed = True
+        session.cannot_move_while_stopped()
     if running.stops_runner:
         if session.stopped:
             bursts.stopped(st, session)  # it does not run: its turn is over anyway
         else:
             _runs_on(st, session)
     if reason is Reason.UNSUPPORTED and running.doing is PAGING_OUT:
-        session.unmovable = True
+        session.cannot_move()
     known = reason in HOPELESS and words == session.problem_detail
-    orders.back_off(st, session, longest=reason in HOPELESS)
+    session.back_off(st.config, st.now_ns, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported separately
-        session.problem = notice
-        session.problem_detail = words
+        session.has_problem(notice, words)
         asked = not running.hinted or session.want is not NOTHING
         if asked and not known:
             st.notify(session, notice, words)
@@ -224,8 +219,7 @@ def page_in_refused(st: State, event: ev.PageInRefused) -> None:
     if (taken := _take(st, event.op, PAGING_IN)) is not None:
         session, running = taken
         if event.reason is Reason.NO_ROOM:
-            # The scheduler was wrong about what is free: ask for more next time.
-            session.extra_room_bytes += st.margin_bytes
+            session.lacked_room(st.margin_bytes)
         _refused(st, session, running, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
 
@@ -266,8 +260,7 @@ def lost(st: State, session: Session, running: Running, detail: str) -> None:
 
 
 def mark_lost(st: State, session: Session, detail: str) -> None:
-    session.problem = Notice.LOST
-    session.problem_detail = detail or "the driver could not restore its GPU memory"
+    session.has_problem(Notice.LOST, detail or "the driver could not restore its GPU memory")
     st.notify(session, Notice.LOST, session.problem_detail)
     st.tell(session, "its GPU memory is lost ({})", session.problem_detail)
 
@@ -284,8 +277,7 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
     st.refresh(session)
     if session.gone:
         return
-    session.problem = Notice.STUCK
-    session.problem_detail = f"{session.op.doing.value} does not come to an end"
+    session.has_problem(Notice.STUCK, f"{session.op.doing.value} does not come to an end")
     st.notify(session, Notice.STUCK, session.problem_detail)
     st.tell(session, "{} ({}) hangs", session.op.doing.value, Size(session.footprint_bytes))
 

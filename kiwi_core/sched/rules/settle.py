@@ -53,7 +53,7 @@ def _end_lingerers(st: State) -> None:
             st.wake_at(end_ns)
             if end_ns <= st.now_ns:
                 bursts.end(st, session, "left-over threads, perhaps at work", st.now_ns)
-                session.at_work = True  # if it has no gate, its memory stays: nothing would hold it
+                session.may_work_on()  # if it has no gate, its memory stays: nothing holds it
                 del st.lingerers[session.id]
 
 
