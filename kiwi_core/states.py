@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
+from typing import Final, Literal
 
 Direction = Literal["out", "in"]
 """Where a move takes memory: out of the GPU to system RAM, or back."""
@@ -50,16 +50,24 @@ class SessionState(str, Enum):
 
 
 class Residency(str, Enum):
-    """Where a process's GPU memory is, as the *driver* reports it (not as Kiwi recorded it)."""
+    """Where the GPU memory of a process or a session is, and whether it may call the driver.
+
+    The only words for this in the code: each is the participle of the operation that leads to it.
+    ``docs/glossary.md`` has a table of the borders where other parties' words are translated.
+    """
 
     RESIDENT = "resident"
-    """In the GPU, process free to run."""
-    LOCKED = "locked"
-    """In the GPU, process held at its next driver call."""
+    """In the GPU; the process is free to run."""
+    SUSPENDED = "locked"
+    """In the GPU; the process waits at its next driver call. (Journals call it "locked".)"""
     PAGED_OUT = "paged-out"
-    """In system RAM, process held."""
+    """In system RAM, some of it at least; the process waits at its next driver call."""
     LOST = "lost"
-    """The driver says that it failed for good."""
+    """Nowhere: the contents are gone for good."""
+
+
+NOT_FREE: Final = frozenset({Residency.SUSPENDED, Residency.PAGED_OUT})
+"""Where the memory of a process is that waits at its next driver call."""
 
 
 class MovedBy(str, Enum):

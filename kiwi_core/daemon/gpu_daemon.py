@@ -357,7 +357,7 @@ class GpuDaemon:
         member = self._registry.get(where.session)
         if member is None or not self._core.scheduler.believed_in(where.session, began_ns):
             return
-        if where.residency is Residency.LOCKED and not (member.waiting or member.in_burst):
+        if where.residency is Residency.SUSPENDED and not (member.waiting or member.in_burst):
             return
         log.warning("found elsewhere", session=member.id, residency=where.residency.value)
         self._feed_observation(msgspec.structs.replace(where, burst=member.burst))

@@ -93,7 +93,7 @@ class ProcessMemory:
 
 def worst(residencies: Collection[Residency]) -> Residency:
     """Return the worst: LOST > PAGED_OUT > LOCKED > RESIDENT; RESIDENT if there are none."""
-    order = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED)
+    order = (Residency.LOST, Residency.PAGED_OUT, Residency.SUSPENDED)
     return next((one for one in order if one in residencies), Residency.RESIDENT)
 
 

@@ -20,7 +20,7 @@ from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.checkpoint.ports import Stop, as_stop
 from kiwi_core.pager.checkpoint.room import Reservation
 from kiwi_core.pager.linked import all_yield
-from kiwi_core.states import Reason, Residency
+from kiwi_core.states import NOT_FREE, Reason, Residency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _ROUNDS_MAX: Final = 8
 """Rounds of looking for processes that started while others were being held."""
-
-_HELD_BY_DRIVER: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 
 @dataclass(eq=False, repr=False)
@@ -76,7 +74,7 @@ class Mover:
             detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
             raise Stop(Refused(Reason.DRIVER, detail))
         await self._ask(self._checkpoint.resume, self._target)
-        await self._all_do(_in(links, Residency.LOCKED), "free")
+        await self._all_do(_in(links, Residency.SUSPENDED), "free")
         return self._moved(0)
 
     async def page_out(self) -> Moved:
@@ -125,7 +123,7 @@ class Mover:
                 rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
                 rest_bytes = await self._ask(rest_in, await self._rest())
                 moved_bytes += await self._bring(later, reservation, room_wait_ns, back)
-                await self._all_do(_in(links, Residency.LOCKED), "free", freed)
+                await self._all_do(_in(links, Residency.SUSPENDED), "free", freed)
             except (Stop, GpuError) as error:
                 stop = as_stop(error, self._target.root.pid)
                 if not await self._over(stop):
@@ -148,7 +146,7 @@ class Mover:
         links = await self._ours()
         rest = await self._checkpoint.observe(await self._rest())
         return _Found(
-            held=_in(links, Residency.LOCKED),
+            held=_in(links, Residency.SUSPENDED),
             out={link.ref for link in _in(links, Residency.PAGED_OUT)},
             rest_ran=rest.residency is Residency.RESIDENT,
         )
@@ -273,7 +271,7 @@ class Mover:
         links = await self._ours()  # includes those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)
         outcomes += await self._links.perform(out, "page-in", self._undo_by_ns())
-        await self._links.perform(_in(links, Residency.LOCKED), "free", self._undo_by_ns())
+        await self._links.perform(_in(links, Residency.SUSPENDED), "free", self._undo_by_ns())
         for outcome in outcomes:
             stop.lacks_room(outcome)
         return True
@@ -292,7 +290,7 @@ class Mover:
             return False
         await self._undo(stop, [link for link in found.held if link in out], "hold", "runs")
         free = await self._ours()  # a process that the driver could not let go keeps its gate shut
-        held = [link for link in _in(held, Residency.LOCKED) if link in free]
+        held = [link for link in _in(held, Residency.SUSPENDED) if link in free]
         await self._undo(stop, held, "free", "stays held")
         if found.rest_ran:
             outcome = await self._checkpoint.resume(await self._rest(), self._undo_by_ns())
@@ -349,7 +347,7 @@ def is_owned(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> boo
     the driver knows, with the state that it reports."""
     refs = {link.ref for link in links if link.connected and link.owns}
     return len(refs) == len(links) > 0 and all(
-        memory.ref in refs and memory.residency not in _HELD_BY_DRIVER for memory in processes
+        memory.ref in refs and memory.residency not in NOT_FREE for memory in processes
     )
 
 

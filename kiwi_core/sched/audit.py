@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched.actions import PageIn
 from kiwi_core.sched.model.history import MOVES, turn_of
 from kiwi_core.sched.model.needs import need_bytes
-from kiwi_core.sched.model.session import Doing, Home, Session, Want
+from kiwi_core.sched.model.session import Doing, Session, Want
 from kiwi_core.sched.model.state import is_misplaced
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Residency
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _true(what: str, holds: bool) -> None:
 
 
 def _footprint_bytes(s: Session) -> int:
-    if s.home is not Home.OUT:
+    if s.residency is not Residency.PAGED_OUT:
         return s.resident_bytes
     return max(s.restore_bytes, s.resident_bytes + s.paged_out_bytes)
 
@@ -75,11 +75,13 @@ def _check_session(st: State, s: Session) -> None:
     _equal(f"claim of {s.id}", s.counted_claim_bytes, _claim_bytes(st, s))
     _equal(f"host claim of {s.id}", s.counted_host_bytes, _host_claim_bytes(s))
     _equal(f"active need of {s.id}", s.counted_active_bytes, s.need_bytes if _active(s) else 0)
-    _true(f"{s.id} has bytes in RAM but is {s.home}", s.home is Home.OUT or not s.paged_out_bytes)
-    _true(f"{s.id} runs but is {s.home}", s.want is not Want.RUNNING or s.home is Home.IN)
+    where, runs = s.residency, s.want is Want.RUNNING
+    out = where is Residency.PAGED_OUT
+    _true(f"{s.id} has bytes in RAM but is {where}", out or not s.paged_out_bytes)
+    _true(f"{s.id} runs but is {where}", not runs or where is Residency.RESIDENT)
     _true(f"{s.id} runs under an operation", s.want is not Want.RUNNING or s.op is None)
     _true(f"{s.id} is in mid-burst, not queued", not s.mid_burst or s.want is Want.QUEUED)
-    _true(f"{s.id} is lost but wants", s.home is not Home.LOST or s.want is Want.NONE)
+    _true(f"{s.id} is lost but wants", s.residency is not Residency.LOST or s.want is Want.NONE)
     _true(f"{s.id} is gone but wants", not s.gone or (s.want is Want.NONE and s.op is not None))
     _true(f"{s.id} is blocked, not queued", s.blocked is None or s.want is Want.QUEUED)
     _true(f"{s.id} stops, not queued", not s.stopping or (s.want is Want.QUEUED and s.mid_burst))
@@ -101,7 +103,7 @@ def _check_places(st: State) -> None:
     ]
     _equal("idle", set(st.idle), {s.id for s in resting if s.resident_bytes and not s.gone})
     waiting = [s for s in queued if s.resident_bytes]
-    partly = {s.id for s in waiting if s.owned and s.home is Home.OUT}
+    partly = {s.id for s in waiting if s.owned and s.residency is Residency.PAGED_OUT}
     _equal("waiting partly in", set(st.waiting_partly_in), partly)
     _equal("waiting in", set(st.waiting_in), {s.id for s in waiting} - partly)
     _equal("misplaced", set(st.misplaced), {s.id for s in sessions if is_misplaced(s)})

@@ -13,14 +13,14 @@ from kiwi_core.sched.forecast.forecast import Forecast
 from kiwi_core.sched.forecast.lookahead import NEWCOMERS_MAX, Run
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.policy import TurnSettings
-from kiwi_core.sched.model.session import Home, Want
+from kiwi_core.sched.model.session import Want
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.sched.rules import arrivals, hints, kept_out, observations, outcomes
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.sched.rules.settle import settle
 from kiwi_core.sched.snapshot import holders_told, queue_told, snapshot, state_of
-from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.states import AntiThrash, Residency, SessionState
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
@@ -137,7 +137,7 @@ class Scheduler:
     def not_lost(self) -> tuple[SessionId, ...]:
         """The sessions that may have memory in the GPU or in system RAM."""
         sessions = self._st.sessions.values()
-        return tuple(s.id for s in sessions if not s.gone and s.home is not Home.LOST)
+        return tuple(s.id for s in sessions if not s.gone and s.residency is not Residency.LOST)
 
     def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
         """Return the view. ``ahead`` adds the forecast, which costs up to a millisecond a few times
@@ -193,7 +193,7 @@ class Scheduler:
         """Return whether the program's calls that use the GPU may pass: while the session holds
         the lease, and when there is nothing (left) to protect."""
         known = self._st.sessions.get(session)
-        return known is None or known.want is Want.RUNNING or known.home is Home.LOST
+        return known is None or known.want is Want.RUNNING or known.residency is Residency.LOST
 
     def at_rest(self, session: SessionId) -> bool:
         """Return whether ``session`` wants nothing, so that a lease request would be its first."""
@@ -204,14 +204,14 @@ class Scheduler:
         """Return whether, as recorded, the memory is in the GPU, the program is free, and no
         operation is in progress; nor has one ended after ``since_ns``."""
         known = self._st.sessions.get(session)
-        if known is None or known.home is not Home.IN or known.op is not None:
+        if known is None or known.residency is not Residency.RESIDENT or known.op is not None:
             return False
         return since_ns is None or known.moved_at_ns <= since_ns
 
     def out_bytes(self, session: SessionId) -> int | None:
         """Return its bytes in system RAM as recorded; ``None``: not out, or in an operation."""
         known = self._st.sessions.get(session)
-        if known is None or known.home is not Home.OUT or known.op is not None:
+        if known is None or known.residency is not Residency.PAGED_OUT or known.op is not None:
             return None
         return known.paged_out_bytes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.accounts import account_of
-from kiwi_core.sched.model.session import Doing, Home, Session, Want
+from kiwi_core.sched.model.session import Doing, Session, Want
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
-from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.states import AntiThrash, Residency, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def snapshot(
 
 
 def state_of(session: Session) -> SessionState:
-    if session.home is Home.LOST:
+    if session.residency is Residency.LOST:
         return SessionState.LOST
     if session.op is not None and session.op.doing in _WHILE:
         return _WHILE[session.op.doing]
@@ -67,7 +67,7 @@ def state_of(session: Session) -> SessionState:
         return SessionState.RUNNING
     if session.want is Want.QUEUED and not session.leaving:
         return SessionState.SUSPENDED if session.mid_burst else SessionState.WAITING
-    return SessionState.PAGED_OUT if session.home is Home.OUT else SessionState.IDLE
+    return SessionState.PAGED_OUT if session.residency is Residency.PAGED_OUT else SessionState.IDLE
 
 
 def _why(st: State) -> str:

@@ -20,7 +20,7 @@ from kiwi_core.wire.pager import PagerAction, PagerDo, PagerDone, PagerOutcome
 if TYPE_CHECKING:
     from kiwi_core.daemon.base.connection import Connection
 
-HELD, RESIDENT = LibraryReport(Residency.LOCKED), LibraryReport(Residency.RESIDENT)
+HELD, RESIDENT = LibraryReport(Residency.SUSPENDED), LibraryReport(Residency.RESIDENT)
 
 
 class Sent(list[PagerDo]):
@@ -103,7 +103,7 @@ def test_a_new_connection_has_no_order_left_from_the_old_one() -> None:
         link.lost()
         link.attach(cast("Connection", Sent()))
         link.says(HELD)
-        assert link.told.residency is Residency.LOCKED
+        assert link.told.residency is Residency.SUSPENDED
 
     asyncio.run(story())
 
@@ -114,4 +114,4 @@ async def held_again(link: Link, sent: Sent) -> None:
     link.says(HELD)
     link.done(done(sent[-1]))
     assert isinstance(await call.outcome, Moved)
-    assert link.told.residency is Residency.LOCKED
+    assert link.told.residency is Residency.SUSPENDED

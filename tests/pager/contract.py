@@ -203,7 +203,7 @@ class PagerContract:
         assert [p.ref for p in seen.processes] == [session.target.root]
         moved(world.pager.suspend(session.target, soon_ns()))
         seen = self.look(world, session)
-        assert seen.residency is Residency.LOCKED
+        assert seen.residency is Residency.SUSPENDED
         assert abs(seen.resident_bytes - size) <= about
         moved(world.pager.page_out(session.target, soon_ns()))
         seen = self.look(world, session)

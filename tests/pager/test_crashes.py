@@ -98,7 +98,7 @@ def test_the_caller_killed_while_the_driver_copies(emulated: EmulatedWorld, call
     under_way = "CHECKPOINTING" if call == "page_out" else "RESTORING"
     wait_until(lambda: emulated.state(session.pid) == under_way, under_way)
     seen = emulated.pager.observe(session.target)
-    assert seen.residency in (Residency.LOCKED, Residency.PAGED_OUT)
+    assert seen.residency in (Residency.SUSPENDED, Residency.PAGED_OUT)
     caller.kill()
     refused(emulated.pager.page_in(session.target, soon_ns(0.05)), Reason.DRIVER)
     moved(emulated.pager.page_in(session.target, soon_ns()))

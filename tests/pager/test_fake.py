@@ -140,7 +140,7 @@ def test_killed_while_its_memory_is_moved() -> None:
     )
     thread.start()
     limit = time.monotonic() + 60
-    while pager.residency(session.target.session) is not Residency.LOCKED:
+    while pager.residency(session.target.session) is not Residency.SUSPENDED:
         assert time.monotonic() < limit
         time.sleep(0.001)
     session.kill()

@@ -33,7 +33,7 @@ def test_a_suspended_one_is_held_by_its_gate_alone(world: GatedWorld) -> None:
     moved(world.pager.suspend(session.target, soon_ns()))
     assert world.state(session.pid) == "RUNNING", "the driver has nothing to do with it"
     assert session.get("library.orders") == ["hold"]
-    assert world.pager.observe(session.target).residency is Residency.LOCKED
+    assert world.pager.observe(session.target).residency is Residency.SUSPENDED
     moved(world.pager.resume(session.target, soon_ns()))
     assert session.get("library.orders") == ["hold", "free"]
 

@@ -142,7 +142,7 @@ def test_if_the_library_refuses_to_move_all_is_as_it_was(
         moved(world.pager.suspend(mixed.root.target, soon_ns()))
     mixed.root.script("page-out", "refuse no-host-memory")
     refused(world.pager.page_out(mixed.root.target, soon_ns()), Reason.NO_HOST_MEMORY)
-    assert mixed.residency() is (Residency.LOCKED if found_held else Residency.RESIDENT)
+    assert mixed.residency() is (Residency.SUSPENDED if found_held else Residency.RESIDENT)
     assert world.state(mixed.child_pid) == ("LOCKED" if found_held else "RUNNING")
     moved(world.pager.page_in(mixed.root.target, soon_ns()))
     mixed.assert_intact()

@@ -55,7 +55,7 @@ class Driver:
         if isinstance(action, (act.PageOut, act.Suspend)):
             self._rest(proc)  # the lock comes first
         if isinstance(action, act.PageOut):
-            self.counts.rests += proc.home == "out"
+            self.counts.rests += proc.out
         proc.flight = self.flights[action.op] = flight
         is_copy = isinstance(action, (act.PageOut, act.PageIn))
         took_ns = FIXED_NS + (moved * NS_PER_S // BYTES_PER_S if is_copy else 0)
@@ -179,13 +179,13 @@ class Driver:
             if not proc.held:
                 self._go_on(proc)
                 self._turn_over_if_stopped(proc)
-            if not proc.held and proc.home == "in":
+            if not proc.held and not proc.out:
                 self._left(proc)
             return ev.PageOutRefused(op=action.op, reason=self._reason(verdict))
         moved = proc.device_bytes - self._staying_bytes(proc)
         proc.host_bytes += moved
         proc.device_bytes -= moved
-        proc.home, proc.held = "out", True
+        proc.out = proc.held = True
         session = self.scheduler._st.sessions.get(proc.id)
         believes = session is not None and session.owned
         self.known_bytes[proc.id] = proc.device_bytes if believes else 0
@@ -204,7 +204,7 @@ class Driver:
     def _staying_bytes(self, proc: Proc) -> int:
         """Return the bytes that a library leaves in the GPU: its context, and sometimes what an
         interrupted page-out could not move. The next page-out takes them."""
-        if not proc.owned or proc.home == "out":
+        if not proc.owned or proc.out:
             return 0
         if self.plan.refuse and self.rng.random() < 0.1:
             return proc.device_bytes // 2
@@ -219,7 +219,7 @@ class Driver:
         moved = proc.host_bytes
         proc.device_bytes += moved
         proc.host_bytes = 0
-        proc.home, proc.held = "in", False
+        proc.out = proc.held = False
         self.known_bytes[proc.id] = proc.device_bytes
         if action.cause == "about to be used" and proc.id not in self.scheduler._st.queue:
             proc.brought_back_ns = self.now_ns
@@ -258,7 +258,7 @@ class Driver:
         self.counts.lost += 1
         proc.lost = True
         proc.device_bytes = proc.host_bytes = 0
-        proc.home, proc.held = "in", False
+        proc.out = proc.held = False
         self.known_bytes[proc.id] = 0
         self.holders.discard(proc.id)
         if proc.leaving and self.procs.get(proc.id) is proc:

@@ -101,7 +101,7 @@ class Mischief:
         proc.wanted = None
         proc.token += 1
         self.holders.discard(proc.id)
-        at_rest = proc.flight is None and not proc.held and proc.home == "in"
+        at_rest = proc.flight is None and not proc.held and not proc.out
         if at_rest:
             self._off(proc)
         self.tell(ev.SessionDetached(session=proc.id))
@@ -159,7 +159,7 @@ class Mischief:
     def _free_while_out(self) -> None:
         """Free memory of sessions that are out, which a program may do although it is held."""
         for proc in self.procs.values():
-            if proc.home == "out" and proc.flight is None:
+            if proc.out and proc.flight is None:
                 proc.device_bytes //= 2
                 proc.host_bytes //= 2
 
@@ -236,10 +236,10 @@ class Mischief:
         residency = Residency.RESIDENT
         if proc.lost:
             residency = Residency.LOST
-        elif proc.home == "out":
+        elif proc.out:
             residency = Residency.PAGED_OUT
         elif proc.held:
-            residency = Residency.LOCKED
+            residency = Residency.SUSPENDED
         self.tell(
             ev.SessionJoined(
                 session=proc.id,
@@ -255,7 +255,7 @@ class Mischief:
         )
 
     def _leave_again(self, proc: Proc) -> None:
-        at_rest = proc.flight is None and not proc.held and proc.home == "in"
+        at_rest = proc.flight is None and not proc.held and not proc.out
         if at_rest:
             self._off(proc)
         self.tell(ev.SessionDetached(session=proc.id))

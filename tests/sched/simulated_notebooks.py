@@ -111,7 +111,7 @@ class Notebooks:
             if proc.phase != "idle":
                 self._at(0, self._guarded(proc, self._fail))
             return
-        assert proc.home == "in", f"{proc.id} was granted but its memory is {proc.home}"
+        assert not proc.out, f"{proc.id} was granted but its memory is out"
         assert not proc.held, f"{proc.id} was granted but is held"
         assert proc.flight is None, f"{proc.id} was granted in mid-operation"
         assert not proc.stopped or proc.id in self.holders, f"{proc.id} was granted but is stopped"
@@ -190,8 +190,8 @@ class Notebooks:
             return
         self.counts.room_made += 1
         assert proc.flight is None
-        assert not proc.held or proc.home == "out"
-        if proc.phase not in ("running", "lingering") or proc.home == "out":
+        assert not proc.held or proc.out
+        if proc.phase not in ("running", "lingering") or proc.out:
             return
         if size <= self.free_bytes():
             proc.device_bytes += size

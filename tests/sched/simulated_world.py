@@ -120,7 +120,7 @@ class Proc:
     """The real state of one notebook's process."""
 
     id: SessionId
-    home: str = "in"
+    out: bool = False
     held: bool = False
     owned: bool = False
     device_bytes: int = 0

@@ -28,7 +28,7 @@ from simulated_world import (
 )
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import Home
+from kiwi_core.sched.model.session import RESIDENT
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.scheduler import Scheduler
@@ -147,7 +147,7 @@ class Simulation(Notebooks, Driver, Mischief):
         in_backoff = any(
             # A session in the GPU does not wait for its own back-off; others may, for its memory.
             s.backoff_until_ns > self.now_ns
-            and (s.home is not Home.IN or (s.resident_bytes > 0 and len(st.queue) > 1))
+            and (s.residency is not RESIDENT or (s.resident_bytes > 0 and len(st.queue) > 1))
             for s in st.queue.values()
             if not s.op and not s.stopped and not must_stay(s)
         )

@@ -25,8 +25,8 @@ FOLDER = Path(sched.__file__).parent
 
 EXCEPTIONS = {
     Session: """
-        attained_ns burst gone hinted_ns home mid_burst paged_out_bytes queued_ns resident_bytes
-        restore_bytes turn_id want
+        attained_ns burst gone hinted_ns mid_burst paged_out_bytes queued_ns residency
+        resident_bytes restore_bytes turn_id want
     """.split(),
     State: [],
 }

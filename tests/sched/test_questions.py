@@ -226,7 +226,7 @@ def test_what_was_seen_held_and_is_out_comes_in_again() -> None:
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, checks=True)
     scheduler.handle(ev.MemoryObserved(free_bytes=5 * GIB), 0)
     held = ev.SessionJoined(
-        session=A, residency=Residency.LOCKED, resident_bytes=3 * GIB, mid_burst=True, burst=1
+        session=A, residency=Residency.SUSPENDED, resident_bytes=3 * GIB, mid_burst=True, burst=1
     )
     (order,) = scheduler.handle(held, NS_PER_S)
     assert isinstance(order, Resume)

@@ -275,7 +275,7 @@ class FakePager:
 
     async def _suspend(self, process: _Process) -> int:
         if process.size_bytes and process.residency is Residency.RESIDENT:
-            process.residency = Residency.LOCKED
+            process.residency = Residency.SUSPENDED
         return 0
 
     async def _resume(self, process: _Process) -> int | Refused:
@@ -288,7 +288,7 @@ class FakePager:
         if not process.left_bytes:
             return 0
         if process.residency is Residency.RESIDENT:
-            process.residency = Residency.LOCKED
+            process.residency = Residency.SUSPENDED
         await self._copy(process, process.left_bytes)
         process.out_bytes = process.size_bytes
         process.residency = Residency.PAGED_OUT
@@ -303,7 +303,7 @@ class FakePager:
             if time.monotonic_ns() >= until_ns:
                 return Refused(Reason.NO_ROOM, f"Only {format_bytes(self._free())} are free.")
             await asyncio.sleep(_POLL_S)
-        process.residency = Residency.LOCKED  # its room is taken from here on
+        process.residency = Residency.SUSPENDED  # its room is taken from here on
         process.out_bytes = 0
         await self._copy(process, need_bytes)
         process.residency = Residency.RESIDENT

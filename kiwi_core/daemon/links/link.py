@@ -52,7 +52,7 @@ FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
 """No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); a report above this is wrong."""
 
 _AFTER: Final = {
-    PagerAction.HOLD: Residency.LOCKED,
+    PagerAction.HOLD: Residency.SUSPENDED,
     PagerAction.FREE: Residency.RESIDENT,
     PagerAction.PAGE_OUT: Residency.PAGED_OUT,
     PagerAction.PAGE_IN: Residency.RESIDENT,
@@ -163,7 +163,7 @@ class Link:
         self.connection = None
         self.away_since_s = time.monotonic()
         self.gate_open, self.wants_lease, self.opening = None, False, None
-        if self.told.residency is Residency.LOCKED and self.owns:
+        if self.told.residency is Residency.SUSPENDED and self.owns:
             self.told = _as(self.told, Residency.RESIDENT)
         if self.call is not None:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)
@@ -197,7 +197,7 @@ class Link:
 
     def _as_far_as_known(self, told: LibraryReport) -> LibraryReport:
         """Correct "held" from a hold that it answered late and has yet to open again."""
-        held = told.residency is Residency.LOCKED
+        held = told.residency is Residency.SUSPENDED
         return _as(told, Residency.RESIDENT) if held and self.opening is not None else told
 
     # --- its work -------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
 from kiwi_core.pager.linked import LibraryReport, all_out
 from kiwi_core.peer_limits import PROGRAMS
-from kiwi_core.states import Reason, Residency
+from kiwi_core.states import NOT_FREE, Reason, Residency
 from kiwi_core.units import NS_PER_MS, SessionId
 from kiwi_core.wire.pager import LinkState, PagerAction
 
@@ -46,11 +46,9 @@ log = structlog.get_logger(__name__)
 
 _RESIDENCY = {
     LinkState.RESIDENT: Residency.RESIDENT,
-    LinkState.HELD: Residency.LOCKED,
+    LinkState.HELD: Residency.SUSPENDED,
     LinkState.OUT: Residency.PAGED_OUT,
 }
-
-_SHUT: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 ANCESTORS_MAX: Final = 64
 """Most ancestors of a process; shells in shells in launchers come to a dozen."""
@@ -144,7 +142,7 @@ class Links:
 
     def shut(self, session: SessionId) -> bool:
         """Return whether a library of ``session`` holds its program, or has its memory out."""
-        return any(link.told.residency in _SHUT for link in self.of(session))
+        return any(link.told.residency in NOT_FREE for link in self.of(session))
 
     def unowned(self, session: SessionId) -> dict[str, int]:
         """Return what the libraries of its processes cannot move, in bytes by kind."""

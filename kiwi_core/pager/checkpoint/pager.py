@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _RESIDENCY = {
     CheckpointState.RUNNING: Residency.RESIDENT,
-    CheckpointState.LOCKED: Residency.LOCKED,
-    CheckpointState.CHECKPOINTING: Residency.LOCKED,
+    CheckpointState.LOCKED: Residency.SUSPENDED,
+    CheckpointState.CHECKPOINTING: Residency.SUSPENDED,
     CheckpointState.RESTORING: Residency.PAGED_OUT,
     CheckpointState.CHECKPOINTED: Residency.PAGED_OUT,
     CheckpointState.FAILED: Residency.LOST,

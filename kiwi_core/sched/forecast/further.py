@@ -9,7 +9,7 @@ from __future__ import annotations
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.session import OUT, PAGING_OUT
+from kiwi_core.sched.model.session import PAGED_OUT, PAGING_OUT
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -26,7 +26,8 @@ def begins_ns(st: State) -> dict[SessionId, int]:
     for waiter in st.policy.order(st):
         if waiter.blocked is not None or waiter.stuck:
             continue
-        if waiter.home is OUT or (waiter.op is not None and waiter.op.doing is PAGING_OUT):
+        going_out = waiter.op is not None and waiter.op.doing is PAGING_OUT
+        if waiter.residency is PAGED_OUT or going_out:
             at_ns += st.speed.in_ns(waiter.footprint_bytes)
         begins[waiter.id] = at_ns
         if st.serialised:

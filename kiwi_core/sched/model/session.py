@@ -1,7 +1,7 @@
 """The scheduler's record of one session. Only data; each field says what it must agree with.
 
-Three independent fields make up the state of a session: where its memory is (``home``), what it
-wants (``want``), and which operation is in progress on it (``op``).
+Three independent fields make up the state of a session: where its memory is (``residency``), what
+it wants (``want``), and which operation is in progress on it (``op``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.sched.model.failures import Failures
 from kiwi_core.sched.model.program import Program
 from kiwi_core.sched.model.standing import Standing
+from kiwi_core.states import NOT_FREE, Residency
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.stories import Story
@@ -25,19 +26,6 @@ PEAKS_KEPT: Final = 8
 
 DURATIONS_KEPT: Final = 20
 """Bursts whose lengths count for expected waits (the number that the simulations used)."""
-
-
-class Home(Enum):
-    """Where the memory of a session is, by the last reported outcome."""
-
-    IN = "in"
-    """In the GPU; the process is free to run."""
-    HELD = "held"
-    """In the GPU; the process is held at its next driver call."""
-    OUT = "out"
-    """In system RAM; the process is held."""
-    LOST = "lost"
-    """The contents are gone."""
 
 
 class Want(Enum):
@@ -60,10 +48,10 @@ class Doing(Enum):
 
 # Each member under its own name. Python 3.11 takes 100 ns to read a member from its class and 6 ns
 # to read a global name, and an event of the scheduler reads some thirty.
-IN: Final = Home.IN
-HELD: Final = Home.HELD
-OUT: Final = Home.OUT
-LOST: Final = Home.LOST
+RESIDENT: Final = Residency.RESIDENT
+SUSPENDED: Final = Residency.SUSPENDED
+PAGED_OUT: Final = Residency.PAGED_OUT
+LOST: Final = Residency.LOST
 NOTHING: Final = Want.NONE
 QUEUED: Final = Want.QUEUED
 RUNNING: Final = Want.RUNNING
@@ -71,8 +59,6 @@ SUSPENDING: Final = Doing.SUSPENDING
 RESUMING: Final = Doing.RESUMING
 PAGING_OUT: Final = Doing.PAGING_OUT
 PAGING_IN: Final = Doing.PAGING_IN
-
-_HELD_HOMES: Final = frozenset({HELD, OUT})
 
 
 @dataclass(slots=True, eq=False)
@@ -101,15 +87,16 @@ class Session(Program, Failures, Standing):
     story: Story = field(default_factory=deque)
     """What happened to it lately; the same object is in ``State.stories``."""
 
-    home: Home = IN
+    residency: Residency = RESIDENT
+    """Where its memory is, by the last reported outcome."""
     resident_bytes: int = 0
-    """Memory in the GPU, by the last observation or outcome. Often 0 when ``home`` is OUT, but a
-    library leaves what it cannot own, an interrupted page-out leaves some, and a process that had
-    no GPU memory (so the driver could not lock it) may allocate."""
+    """Memory in the GPU, by the last observation or outcome. Often 0 when ``residency`` is
+    PAGED_OUT, but a library leaves what it cannot own, an interrupted page-out leaves some, and a
+    process that had no GPU memory (so the driver could not lock it) may allocate."""
     paged_out_bytes: int = 0
-    """Memory in system RAM; counts against the host budget. 0 unless OUT."""
+    """Memory in system RAM; counts against the host budget. 0 unless PAGED_OUT."""
     restore_bytes: int = 0
-    """GPU memory that a page-in takes (contexts included). Only meaningful while OUT."""
+    """GPU memory that a page-in takes (contexts included). Only meaningful while PAGED_OUT."""
     op: Running | None = None
     owned: bool = False
     """Libraries in its processes own its memory and move it, by the last observation. They can ask
@@ -227,13 +214,13 @@ class Session(Program, Failures, Standing):
     @property
     def partly_in(self) -> bool:
         """Return whether it is out and cannot run, but has some memory in the GPU."""
-        return self.owned and self.home is OUT and self.resident_bytes > 0
+        return self.owned and self.residency is PAGED_OUT and self.resident_bytes > 0
 
     @property
     def unlocked(self) -> bool:
         """Whether only the scheduler's records hold it: it had no GPU memory, so the driver could
         not lock it."""
-        return self.home in _HELD_HOMES and not self.footprint_bytes and self.op is None
+        return self.residency in NOT_FREE and not self.footprint_bytes and self.op is None
 
     @property
     def aside(self) -> bool:

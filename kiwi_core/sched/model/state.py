@@ -16,14 +16,14 @@ from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.mode import Mode
 from kiwi_core.sched.model.needs import need_bytes
 from kiwi_core.sched.model.session import (
-    HELD,
-    IN,
     NOTHING,
-    OUT,
+    PAGED_OUT,
     PAGING_IN,
     PAGING_OUT,
     QUEUED,
+    RESIDENT,
     RUNNING,
+    SUSPENDED,
     Session,
     Want,
 )
@@ -209,7 +209,7 @@ class State(Mode):
         hottest function of all, hence written out; ``audit`` computes the same in the plain
         way."""
         resident = footprint = session.resident_bytes
-        if session.home is OUT:
+        if session.residency is PAGED_OUT:
             footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
         session.footprint_bytes = footprint
         session.need_bytes = need = need_bytes(session, self.total_bytes)
@@ -261,7 +261,7 @@ class State(Mode):
             del self.waiting_in[session.id]
         if self.knows_owned:
             self._place_partly_in(session, want)
-        held_or_stopped = session.home is HELD or session.mid_burst
+        held_or_stopped = session.residency is SUSPENDED or session.mid_burst
         if held_or_stopped and is_misplaced(session):
             self.misplaced[session.id] = session
         elif self.misplaced:
@@ -327,7 +327,7 @@ class State(Mode):
         """Remove ``session`` from all records; its story stays a while."""
         self.departed.append((session.id, account_of(session, self.now_ns)))
         session.want = NOTHING
-        session.home = IN
+        session.residency = RESIDENT
         session.resident_bytes = session.paged_out_bytes = 0
         session.gone = True
         self.refresh(session)
@@ -398,6 +398,6 @@ def is_misplaced(session: Session) -> bool:
     held in mid-burst."""
     if session.op is not None or session.gone or session.stopped:
         return False
-    if session.home is HELD:
+    if session.residency is SUSPENDED:
         return session.want is NOTHING or session.leaving
-    return session.home is IN and session.mid_burst and session.guarded
+    return session.residency is RESIDENT and session.mid_burst and session.guarded

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.session import (
-    HELD,
-    IN,
     LOST,
     NOTHING,
-    OUT,
+    PAGED_OUT,
     PAGING_OUT,
     QUEUED,
+    RESIDENT,
     RUNNING,
+    SUSPENDED,
     Session,
 )
 from kiwi_core.sched.rules import bursts, growth, kept_out, orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.outcomes import mark_lost
-from kiwi_core.states import Notice, Priority, Residency
+from kiwi_core.states import Notice, Priority
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
-
-_HOMES = {
-    Residency.RESIDENT: IN,
-    Residency.LOCKED: HELD,
-    Residency.PAGED_OUT: OUT,
-    Residency.LOST: LOST,
-}
 
 
 def joined(st: State, event: ev.SessionJoined) -> None:
@@ -60,7 +53,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         _prioritise(st, session, event.priority)
     if event.kept_out:
         kept_out.keep_out(st, session, event.kept_out)
-    if event.mid_burst and session.want is NOTHING and session.home is not LOST:
+    if event.mid_burst and session.want is NOTHING and session.residency is not LOST:
         bursts.enqueue(st, session, event.burst, mid_burst=True)
     session.burst = max(session.burst, event.burst)
     st.refresh(session)
@@ -87,19 +80,19 @@ def priority_changed(st: State, event: ev.PriorityChanged) -> None:
 
 def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
     """Take over the state of ``session`` that the driver reports."""
-    was = session.home
-    session.home = _HOMES[event.residency]
-    if event.resident_bytes or session.home is not IN:  # 0: not read yet
+    was = session.residency
+    session.residency = event.residency
+    if event.resident_bytes or session.residency is not RESIDENT:  # 0: not read yet
         session.resident_bytes = event.resident_bytes
     session.paged_out_bytes = event.paged_out_bytes
     session.restore_bytes = event.resident_bytes + event.paged_out_bytes
-    if session.home is LOST:
+    if session.residency is LOST:
         if session.want is not NOTHING:
             bursts.to_rest(st, session)
         bursts.lose(st, session)
         if was is not LOST:
             mark_lost(st, session, "")
-    elif session.want is RUNNING and session.home is not IN:
+    elif session.want is RUNNING and session.residency is not RESIDENT:
         # The session cannot be running: another party holds it. Bring it back in its turn.
         burst = session.burst
         bursts.to_rest(st, session)
@@ -130,9 +123,9 @@ def detached(st: State, event: ev.SessionDetached) -> None:
         bursts.end(st, session, "left Kiwi", st.now_ns)
     session.leaving = True
     growth.drop_all(st, session)
-    if session.op is not None or session.home is HELD:
+    if session.op is not None or session.residency is SUSPENDED:
         st.refresh(session)
-    elif session.home is OUT:
+    elif session.residency is PAGED_OUT:
         bursts.enqueue_return(st, session)
     else:
         st.let_go(session)
@@ -144,7 +137,7 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
         return
     if session.leaving or event.burst < session.burst:
         st.ignore()
-    elif session.home is LOST:
+    elif session.residency is LOST:
         session.burst = event.burst
         st.notify(session, Notice.LOST, session.problem_detail)
         orders.grant_lost(st, session)
@@ -204,7 +197,7 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     session = st.known(event.session)
     if session is None or not may_release(session) or session.op is not None:
         return
-    if session.home not in (IN, HELD):
+    if session.residency not in (RESIDENT, SUSPENDED):
         return
     left_bytes = st.host_budget_bytes - st.host_claimed_bytes
     if session.resident_bytes > left_bytes:

@@ -143,6 +143,6 @@ def read(st: State, session: Session, at_ns: int) -> None:
 
 def lose(st: State, session: Session) -> None:
     """Record that, as the driver reports, the contents of the session's memory are gone."""
-    session.home = LOST
+    session.residency = LOST
     session.resident_bytes = session.paged_out_bytes = session.restore_bytes = 0
     st.refresh(session)

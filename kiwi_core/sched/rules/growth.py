@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import RoomDenied, RoomMade
-from kiwi_core.sched.model.session import HELD, LOST, QUEUED, RUNNING, RoomRequest
+from kiwi_core.sched.model.session import LOST, QUEUED, RUNNING, SUSPENDED, RoomRequest
 from kiwi_core.sched.rules import room
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import format_bytes
@@ -29,7 +29,7 @@ def wanted(st: State, event: ev.RoomWanted) -> None:
         st.ignore()
         return
     drop(st, session, event.request)
-    if session.home is LOST:
+    if session.residency is LOST:
         _deny(st, session, event.request, "Its GPU memory is lost.")
         return
     if (why := _beyond_the_gpu(st, session, event.bytes)) is not None:
@@ -88,7 +88,7 @@ def _tend(st: State, wanted: RoomRequest) -> None:
         return
     if session.want is QUEUED or session.op is not None:
         return  # the room is made before its turn comes
-    if session.home is HELD:
+    if session.residency is SUSPENDED:
         return  # its burst ended while it was held: it is resumed first
     kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
     others_bytes = st.claimed_bytes - session.counted_claim_bytes

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import LOST, NOTHING, OUT, Session
+from kiwi_core.sched.model.session import LOST, NOTHING, PAGED_OUT, Session
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.room import is_residue
@@ -88,9 +88,9 @@ def _not_out(session: Session) -> str:
         return f"its process is {session.stopped}"
     if session.kept_out:
         return f"{session.kept_out} keeps it out of the GPU"
-    if session.home is LOST:
+    if session.residency is LOST:
         return "the contents of its memory are lost"
-    return "its memory is in the GPU" if session.home is not OUT else ""
+    return "its memory is in the GPU" if session.residency is not PAGED_OUT else ""
 
 
 def _in_the_way(st: State, session: Session) -> str:

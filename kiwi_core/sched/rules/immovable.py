@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import IN
+from kiwi_core.sched.model.session import RESIDENT
 from kiwi_core.sched.rules import orders
 from kiwi_core.states import Notice
 
@@ -74,7 +74,7 @@ def continued(st: State, event: ev.SessionContinued) -> None:
     if session.blocked is Notice.STOPPED:
         session.unblock()
     st.tell(session, "its process goes on")
-    left = session.mid_burst and session.home is IN and session.op is None
+    left = session.mid_burst and session.residency is RESIDENT and session.op is None
     if left and not session.guarded:
         orders.grant(st, session, CANNOT_BE_HELD)
     st.refresh(session)

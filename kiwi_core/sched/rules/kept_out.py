@@ -11,7 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import HELD, IN, PAGING_OUT, QUEUED, RUNNING, SUSPENDING
+from kiwi_core.sched.model.session import (
+    PAGING_OUT,
+    QUEUED,
+    RESIDENT,
+    RUNNING,
+    SUSPENDED,
+    SUSPENDING,
+)
 from kiwi_core.sched.rules import bursts, orders
 from kiwi_core.sched.rules.immovable import must_stay
 
@@ -56,7 +63,7 @@ def let_go(st: State, session: Session) -> None:
 def tend(st: State) -> None:
     """End the turns of kept-out sessions that hold the lease, and page out their memory."""
     for session in tuple(st.kept_out.values()):
-        if session.op is not None or session.home not in (IN, HELD):
+        if session.op is not None or session.residency not in (RESIDENT, SUSPENDED):
             continue
         runs = session.want is RUNNING
         if must_stay(session) if not runs else not session.guarded:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model import needs
-from kiwi_core.sched.model.session import HELD, IN, OUT, RUNNING, Session
+from kiwi_core.sched.model.session import PAGED_OUT, RESIDENT, RUNNING, Session
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.rules import bursts, growth
+from kiwi_core.states import NOT_FREE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +23,10 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
         if session is not None and _at_rest_since(session, began_ns):
-            if session_id in event.at_large and session.home in (HELD, OUT):
+            if session_id in event.at_large and session.residency in NOT_FREE:
                 _slipped(st, session)
-            if session_id in event.nowhere and session.home is OUT and session.paged_out_bytes:
+            out = session.residency is PAGED_OUT and session.paged_out_bytes
+            if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.resident_bytes = resident_bytes
             session.owned = session_id in event.owned
@@ -58,7 +60,7 @@ def _slipped(st: State, session: Session) -> None:
     """Correct the record of a session that should be held but runs free, as the driver reports: it
     had no GPU memory, so the driver could not lock it, and has some now (or another program
     unlocked it). If it is not its turn, the settle pass holds it again."""
-    session.home = IN
+    session.residency = RESIDENT
     session.paged_out_bytes = session.restore_bytes = 0
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
@@ -66,7 +68,7 @@ def _slipped(st: State, session: Session) -> None:
 def _vanished(st: State, session: Session) -> None:
     """Record that the paged-out memory no longer exists: its program has ended, or has been
     replaced by another one in the same process."""
-    session.home = IN
+    session.residency = RESIDENT
     session.paged_out_bytes = session.restore_bytes = 0
     st.tell(session, "has nothing in system RAM any more: its program was replaced")
 

@@ -12,15 +12,15 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.session import (
-    HELD,
-    IN,
     LOST,
     NOTHING,
-    OUT,
+    PAGED_OUT,
     PAGING_IN,
     PAGING_OUT,
     QUEUED,
+    RESIDENT,
     RESUMING,
+    SUSPENDED,
     SUSPENDING,
     Doing,
 )
@@ -79,10 +79,10 @@ def _leave_or_return(st: State, session: Session) -> None:
     session."""
     if not session.leaving:
         st.refresh(session)
-    elif session.home in (IN, LOST):
+    elif session.residency in (RESIDENT, LOST):
         bursts.to_rest(st, session)
         st.let_go(session)
-    elif session.home is OUT and session.want is NOTHING:
+    elif session.residency is PAGED_OUT and session.want is NOTHING:
         bursts.enqueue_return(st, session)
     else:
         st.refresh(session)
@@ -96,7 +96,7 @@ def _stopped(st: State, session: Session, running: Running) -> None:
 def suspended(st: State, event: ev.Suspended) -> None:
     if (taken := _take(st, event.op, SUSPENDING)) is not None:
         session, running = taken
-        session.home = HELD
+        session.residency = SUSPENDED
         if event.resident_bytes is not None:
             session.resident_bytes = event.resident_bytes
             needs.seen(session, st.total_bytes, in_burst=session.want is not NOTHING)
@@ -116,12 +116,12 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
     if (taken := _take(st, event.op, PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
         # What its library had left for good is moved by the driver, at another speed.
-        tells_speed = session.home is not OUT
+        tells_speed = session.residency is not PAGED_OUT
         # What was in system RAM before (an interrupted page-out) has to come back, too.
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
         session.resident_bytes = event.stays_bytes if session.owned else 0
-        session.home = OUT
+        session.residency = PAGED_OUT
         bursts.read(st, session, st.now_ns)
         _stopped(st, session, running)
         _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns, tells_speed)
@@ -133,7 +133,7 @@ def paged_in(st: State, event: ev.PagedIn) -> None:
         session, running = taken
         session.resident_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = session.restore_bytes = 0
-        session.home = IN
+        session.residency = RESIDENT
         _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
         if running.hinted and session.want is NOTHING:
             hints.came_back(st, session)
@@ -164,7 +164,7 @@ def _record_swap(
 def resumed(st: State, event: ev.Resumed) -> None:
     if (taken := _take(st, event.op, RESUMING)) is not None:
         session, _ = taken
-        session.home = IN
+        session.residency = RESIDENT
         st.tell(session, "let go")
         _succeeded(st, session)
 
@@ -227,7 +227,7 @@ def resume_failed(st: State, event: ev.ResumeFailed) -> None:
     if (taken := _take(st, event.op, RESUMING)) is not None:
         if event.paged_out_bytes:
             session = taken[0]
-            session.home = OUT
+            session.residency = PAGED_OUT
             session.paged_out_bytes = session.restore_bytes = event.paged_out_bytes
             session.resident_bytes = 0
         _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.needs import unknown, wish_bytes
-from kiwi_core.sched.model.session import LOST, OUT, PAGING_OUT, RUNNING
+from kiwi_core.sched.model.session import LOST, PAGED_OUT, PAGING_OUT, RUNNING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay, why_it_stays
 from kiwi_core.states import Notice
@@ -67,7 +67,7 @@ def wanted_bytes(st: State, session: Session) -> int:
     if session.leaving:
         return footprint
     if not st.protects:
-        if session.home is not OUT:
+        if session.residency is not PAGED_OUT:
             return session.counted_claim_bytes
         expected = footprint
     else:
@@ -159,7 +159,7 @@ def _movable(st: State, beside: Session | None) -> Iterable[Session]:
     for victim in st.policy.victims(st.idle.values(), waiters):
         if victim is beside or victim.op is not None:
             continue
-        if not victim.leaving and victim.home is not LOST:
+        if not victim.leaving and victim.residency is not LOST:
             yield victim
 
 
@@ -251,6 +251,6 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
         return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
     words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"
-    if any(other.home is LOST for other in st.sessions.values()):
+    if any(other.residency is LOST for other in st.sessions.values()):
         words += ", or a program whose GPU memory is lost, until it is restarted"
     return Notice.BLOCKED_OUTSIDE, words

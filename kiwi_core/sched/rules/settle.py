@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.session import HELD, RUNNING
+from kiwi_core.sched.model.session import RUNNING, SUSPENDED
 from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders, turns
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.states import AntiThrash, Notice
@@ -75,7 +75,7 @@ def _tend_misplaced(st: State) -> None:
     for session in tuple(st.misplaced.values()):
         if session.backoff_until_ns > st.now_ns:
             st.wake_at(session.backoff_until_ns)
-        elif session.home is HELD:
+        elif session.residency is SUSPENDED:
             orders.resume(st, session, _why_resume(session))
         else:
             orders.suspend(st, session, "it is not its turn")

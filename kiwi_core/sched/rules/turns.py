@@ -6,7 +6,15 @@ from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.session import HELD, IN, NOTHING, OUT, PAGING_IN, PAGING_OUT, SUSPENDING
+from kiwi_core.sched.model.session import (
+    NOTHING,
+    PAGED_OUT,
+    PAGING_IN,
+    PAGING_OUT,
+    RESIDENT,
+    SUSPENDED,
+    SUSPENDING,
+)
 from kiwi_core.sched.rules import orders, room
 from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
 from kiwi_core.states import Notice
@@ -73,7 +81,7 @@ def _advance(st: State, waiter: Session) -> QueueStep:
     if waiter.stopped:
         waiter.block(Notice.STOPPED, waiter.stopped)
         return GO_ON
-    if waiter.backoff_until_ns > st.now_ns and waiter.home is not IN:
+    if waiter.backoff_until_ns > st.now_ns and waiter.residency is not RESIDENT:
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
         waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
@@ -112,11 +120,11 @@ def _under_way(st: State, waiter: Session) -> QueueStep:
 
 def _bring_in(st: State, waiter: Session) -> QueueStep:
     waiter.unblock()
-    if waiter.home is IN:
+    if waiter.residency is RESIDENT:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
         return GO_ON
     behind = WAIT if st.serialised else GO_ON
-    if waiter.home is HELD:
+    if waiter.residency is SUSPENDED:
         st.chosen[waiter.id] = waiter
         orders.resume(st, waiter, "its turn")
         return behind
@@ -131,7 +139,7 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
     """Page in ``waiter`` (or make room for it) beside the runners before its turn, so that the GPU
     does not idle meanwhile; return whether that is under way. A session in mid-burst is excluded:
     its program would go on at once."""
-    if waiter.home is not OUT or waiter.mid_burst or not st.runners:
+    if waiter.residency is not PAGED_OUT or waiter.mid_burst or not st.runners:
         return False
     need_bytes = waiter.need_bytes + sum(runner.need_bytes for runner in st.runners.values())
     if need_bytes + st.margin_bytes > st.capacity_bytes:
