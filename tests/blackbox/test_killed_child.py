@@ -30,9 +30,10 @@ child = Child()
 @pytest.mark.parametrize("leader", ["parent", "child"])
 @pytest.mark.parametrize("when", ["paged-out", "paging-in", "paging-out"])
 def test_killed(when: str, leader: str) -> None:
-    """``leader``: who of the two has more memory, and so takes longer to move."""
+    """``leader``: who of the two has more memory, and so takes longer to move. The moves are slow,
+    so that a busy machine sees each of them."""
     mine, its = (100, 40) if leader == "parent" else (40, 100)
-    args = ("--idle-after", "0.5", "--tq", "600", "--emulate-copy-rate", "100MiB")
+    args = ("--idle-after", "0.5", "--tq", "600", "--emulate-copy-rate", "40MiB")
     with running_box("1x256MiB", *args) as box:
         family = box.program("family", "--pager", "inprocess", code=PARENT)
         assert family.get(f"take({mine})") == "None"

@@ -220,12 +220,19 @@ class Program:
     def answer(self, timeout_s: float = PATIENCE_S) -> str:
         assert self.process.stdout is not None
         stream = self.process.stdout
+        parts: list[str] = []  # an unbuffered program writes a line and its end separately
+
+        def whole() -> bool:
+            parts.append(stream.readline())
+            return parts[-1].endswith("\n")
+
         try:
-            line: str = wait_until(stream.readline, f"an answer of {self.name}", timeout_s)
+            wait_until(whole, f"an answer of {self.name}", timeout_s)
         except AssertionError as error:
-            told = f"{self.box.status_or_none()}\n{self.box.log()}"
+            ended = f"exit status: {self.process.poll()}"
+            told = f"{ended}\n{self.box.status_or_none()}\n{self.box.log()}"
             raise AssertionError(f"{error}\n{told}") from None
-        return line.strip()
+        return "".join(parts).strip()
 
     def get(self, expression: str, timeout_s: float = PATIENCE_S) -> str:
         self.ask(expression)

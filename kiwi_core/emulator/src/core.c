@@ -138,9 +138,12 @@ static CUresult initialise(void) {
     if (!hooked) pthread_atfork(NULL, NULL, after_fork_in_child);
     hooked = true;
     /* First: in other PID namespaces a slot without a socket is that of a process that has ended. */
-    CUresult rc = ke_server_start();
+    CUresult rc = ke_server_listen();
     if (rc != CUDA_SUCCESS) return rc;
     if (!ke.slot && !(ke.slot = ke_proc_register(s))) return CUDA_ERROR_OUT_OF_MEMORY;
+    /* Last: who asks as soon as the slot is in the books gets an answer that reads it. */
+    rc = ke_server_answer();
+    if (rc != CUDA_SUCCESS) return rc;
     ke.initialised = true;
     return CUDA_SUCCESS;
 }

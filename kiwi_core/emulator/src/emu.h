@@ -297,7 +297,8 @@ CUresult ke_target_serve(const struct ke_request *r);
 int ke_target_state(void); /* waits for an operation under way, unless the driver shows transient states */
 
 /* ---- server.c: the thread that answers ---- */
-CUresult ke_server_start(void);
+CUresult ke_server_listen(void);
+CUresult ke_server_answer(void);
 void ke_server_stop(void);
 void ke_server_forget(void); /* called in a forked child */
 

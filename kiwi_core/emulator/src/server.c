@@ -144,12 +144,16 @@ static CUresult listen_failed(const char *what) {
     return CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-CUresult ke_server_start(void) {
+CUresult ke_server_listen(void) {
     if (listener >= 0) return CUDA_SUCCESS;
     if (directory < 0) directory = ke_open_control();
     if (directory < 0) return listen_failed("opening the directory");
     listener = bound(directory);
-    if (listener < 0) return listen_failed("listening");
+    return listener < 0 ? listen_failed("listening") : CUDA_SUCCESS;
+}
+
+CUresult ke_server_answer(void) {
+    if (server_tid) return CUDA_SUCCESS;
     if (start_thread(accept_all, NULL) != 0) return listen_failed("thread");
     while (__atomic_load_n(&server_tid, __ATOMIC_ACQUIRE) == 0) ke_sleep_ns(100000);
     return CUDA_SUCCESS;
