@@ -13,8 +13,8 @@ from kiwi_core.sched.forecast.forecast import Forecast
 from kiwi_core.sched.forecast.lookahead import NEWCOMERS_MAX, Run
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.policy import TurnSettings
-from kiwi_core.sched.model.session import Want
 from kiwi_core.sched.model.state import State
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.sched.rules import arrivals, hints, kept_out, observations, outcomes
 from kiwi_core.sched.rules import immovable as fixed

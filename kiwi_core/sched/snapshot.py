@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.accounts import account_of
-from kiwi_core.sched.model.session import Doing, Session, Want
+from kiwi_core.sched.model.session import Doing, Session
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
 from kiwi_core.states import AntiThrash, Residency, SessionState
 from kiwi_core.units import format_bytes

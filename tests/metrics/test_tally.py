@@ -12,7 +12,7 @@ from world import World
 from kiwi_core.daemon.engine.tally import OPERATIONS, Tally, Waits
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut
-from kiwi_core.sched.model.session import Want
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.states import Reason
 from kiwi_core.units import GIB, NS_PER_MS, NS_PER_S, OpId, SessionId
 from kiwi_core.wire import metrics as wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kiwi_core.sched.events import PagedOut
-from kiwi_core.sched.model.session import Want
+from kiwi_core.sched.model.turn import Want
 
 if TYPE_CHECKING:
     from kiwi_core.sched.events import PagedIn

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.session import PAGING_IN, PAGING_OUT, QUEUED, RUNNING, Session
+from kiwi_core.sched.model.session import PAGING_IN, PAGING_OUT, Session
+from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.sched.view import HistoryView
 from kiwi_core.states import HistoryKind
 

@@ -74,7 +74,6 @@ def wish_bytes(session: Session, total_bytes: int) -> int:
 
 def burst_began(session: Session) -> None:
     session.burst_peak_bytes = session.footprint_bytes
-    session.attained_ns = 0
 
 
 def burst_stopped(session: Session) -> None:

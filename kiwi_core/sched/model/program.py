@@ -54,7 +54,7 @@ class Program:
         self.lingering = True
         self.busy_at_ns = now_ns
 
-    def rests(self) -> None:
+    def lingers_no_more(self) -> None:
         self.lingering = False
 
     def burst_ends(self) -> None:

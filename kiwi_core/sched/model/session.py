@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.sched.model.failures import Failures
 from kiwi_core.sched.model.program import Program
 from kiwi_core.sched.model.standing import Standing
+from kiwi_core.sched.model.turn import QUEUED, RUNNING, Turn
 from kiwi_core.states import NOT_FREE, Residency
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.stories import Story
-    from kiwi_core.states import Notice
     from kiwi_core.units import OpId
 
 PEAKS_KEPT: Final = 8
@@ -26,14 +26,6 @@ PEAKS_KEPT: Final = 8
 
 DURATIONS_KEPT: Final = 20
 """Bursts whose lengths count for expected waits (the number that the simulations used)."""
-
-
-class Want(Enum):
-    NONE = "none"
-    QUEUED = "queued"
-    """The session waits for the lease, or (``leaving``) for its memory to be paged in."""
-    RUNNING = "running"
-    """The session holds the lease."""
 
 
 class Doing(Enum):
@@ -52,9 +44,6 @@ RESIDENT: Final = Residency.RESIDENT
 SUSPENDED: Final = Residency.SUSPENDED
 PAGED_OUT: Final = Residency.PAGED_OUT
 LOST: Final = Residency.LOST
-NOTHING: Final = Want.NONE
-QUEUED: Final = Want.QUEUED
-RUNNING: Final = Want.RUNNING
 SUSPENDING: Final = Doing.SUSPENDING
 RESUMING: Final = Doing.RESUMING
 PAGING_OUT: Final = Doing.PAGING_OUT
@@ -79,7 +68,7 @@ class Running:
 
 
 @dataclass(slots=True, eq=False)
-class Session(Program, Failures, Standing):
+class Session(Turn, Program, Failures, Standing):
     """The record of one session. Its parts (the base classes) are each in a module of their own,
     which alone writes their fields: rules tell a part what happened (``session.process_stops``).
     """
@@ -114,42 +103,16 @@ class Session(Program, Failures, Standing):
     """Who keeps it out of the GPU until they resume it, in words for users ("an admin"); "":
     nobody."""
 
-    want: Want = NOTHING
-    """RUNNING exactly while in ``State.runners``; QUEUED exactly while in ``State.queue``, or
-    beside it if ``kept_out``."""
-    burst: int = 0
-    """The number of the burst that is wanted or runs, or else of the last one."""
-    mid_burst: bool = False
-    """The burst began and was stopped; only while QUEUED."""
     leaving: bool = False
     """Detached: to be forgotten as soon as its memory is in the GPU and its process is free."""
     gone: bool = False
     """Its process is dead, but ``op`` has not reported; it is in no queue and only counted."""
 
-    asked_ns: int = 0
-    """When its burst was requested."""
-    granted_ns: int = 0
-    """When its quantum began; only while RUNNING or being stopped."""
-    queued_ns: int = 0
-    """When its wait began; only while QUEUED."""
-    turn_id: int = 0
-    """The id of its history entry in progress, exactly while ``history.turn_of`` has one."""
-    attained_ns: int = 0
-    """How long this burst has held the lease in earlier quanta."""
-    held_ns: int = 0
-    """How long it has held the lease in earlier quanta, all bursts together."""
-    waited_ns: int = 0
-    suspended_ns: int = 0
-    """The part of ``waited_ns`` in which a burst was suspended."""
-    suspensions: int = 0
-    bursts_begun: int = 0
     moving_ns: int = 0
     """How long its memory was being paged out or in, in moves that succeeded."""
     moved_out_bytes: int = 0
     moved_in_bytes: int = 0
 
-    began_ns: int = 0
-    """What the clock of ``Usage`` showed when its turn began; only while it holds the lease."""
     bursts_ended: int = 0
     burst_peak_bytes: int = 0
     """The most memory that it held in this burst."""
@@ -164,15 +127,6 @@ class Session(Program, Failures, Standing):
     quiet_bursts: int = 0
     """Bursts since the last one that grew; all of them if none did."""
     durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
-
-    rested_ns: int | None = None
-    """When its last burst ended; ``None`` before that."""
-    hinted_ns: int | None = None
-    """When a hint paged it in; ``None`` once the session has been used since."""
-
-    blocked: Notice | None = None
-    """Why it waits for something other than its turn; only while QUEUED."""
-    blocked_detail: str = ""
 
     asked_bytes: int = 0
     """The sum of its ``RoomRequest``s: allocations that found no room and are not yet held."""
@@ -194,17 +148,6 @@ class Session(Program, Failures, Standing):
         """Return how long its present turn has lasted; 0 unless it holds the lease."""
         holds = self.want is RUNNING or self.stopping
         return now_ns - self.granted_ns if holds else 0
-
-    def block(self, notice: Notice, detail: str) -> None:
-        """Record why it waits for something other than its turn."""
-        self.blocked = notice
-        self.blocked_detail = detail
-
-    def unblock(self) -> None:
-        """Record that only its turn is missing, or that it does not wait."""
-        if self.blocked is not None:
-            self.blocked = None
-            self.blocked_detail = ""
 
     @property
     def unread(self) -> bool:

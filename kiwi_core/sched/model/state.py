@@ -16,19 +16,16 @@ from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.mode import Mode
 from kiwi_core.sched.model.needs import need_bytes
 from kiwi_core.sched.model.session import (
-    NOTHING,
     PAGED_OUT,
     PAGING_IN,
     PAGING_OUT,
-    QUEUED,
     RESIDENT,
-    RUNNING,
     SUSPENDED,
     Session,
-    Want,
 )
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
+from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING, Want
 from kiwi_core.sched.model.usage import Usage
 from kiwi_core.states import Notice
 
@@ -284,7 +281,6 @@ class State(Mode):
 
     def now_runs(self, session: Session) -> None:
         """Record that ``session``, already out of the queue, holds the lease."""
-        session.want = RUNNING
         self.runners[session.id] = session
         self.usage.runs(session)
         self.policy.served(session)
@@ -323,10 +319,17 @@ class State(Mode):
         self.see_outside(self.outside_bytes + session.resident_bytes)
         self.forget(session)
 
+    def process_died(self, session: Session) -> None:
+        """Forget ``session``, but only count it until its operation in progress has reported."""
+        if session.op is None:
+            self.forget(session)
+        else:
+            session.gone = True
+            self.refresh(session)
+
     def forget(self, session: Session) -> None:
         """Remove ``session`` from all records; its story stays a while."""
         self.departed.append((session.id, account_of(session, self.now_ns)))
-        session.want = NOTHING
         session.residency = RESIDENT
         session.resident_bytes = session.paged_out_bytes = 0
         session.gone = True

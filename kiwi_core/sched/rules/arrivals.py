@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import (
-    LOST,
-    NOTHING,
-    PAGED_OUT,
-    PAGING_OUT,
-    QUEUED,
-    RESIDENT,
-    RUNNING,
-    SUSPENDED,
-    Session,
-)
+from kiwi_core.sched.model.session import LOST, PAGED_OUT, PAGING_OUT, RESIDENT, SUSPENDED, Session
+from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING
 from kiwi_core.sched.rules import bursts, growth, kept_out, orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.outcomes import mark_lost
@@ -55,7 +46,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         kept_out.keep_out(st, session, event.kept_out)
     if event.mid_burst and session.want is NOTHING and session.residency is not LOST:
         bursts.enqueue(st, session, event.burst, mid_burst=True)
-    session.burst = max(session.burst, event.burst)
+    session.has_heard_of(event.burst)
     st.refresh(session)
 
 
@@ -107,11 +98,7 @@ def lost(st: State, event: ev.SessionLost) -> None:
     kept_out.let_go(st, session)
     bursts.to_rest(st, session)
     st.tell(session, "its process ended")
-    if session.op is None:
-        st.forget(session)
-    else:
-        session.gone = True
-        st.refresh(session)
+    st.process_died(session)
 
 
 def detached(st: State, event: ev.SessionDetached) -> None:
@@ -138,7 +125,7 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
     if session.leaving or event.burst < session.burst:
         st.ignore()
     elif session.residency is LOST:
-        session.burst = event.burst
+        session.has_heard_of(event.burst)
         st.notify(session, Notice.LOST, session.problem_detail)
         orders.grant_lost(st, session)
     elif session.want is not NOTHING and event.burst == session.burst:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import turn_of
-from kiwi_core.sched.model.session import LOST, NOTHING, QUEUED, RUNNING
+from kiwi_core.sched.model.session import LOST
+from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
@@ -16,12 +17,7 @@ if TYPE_CHECKING:
 
 def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:
     """Put ``session`` at the tail of the queue for ``burst``."""
-    session.want = QUEUED
-    session.burst = burst
-    session.mid_burst = mid_burst
-    session.asked_ns = session.queued_ns = st.now_ns
-    session.turn_id = st.history.begin()
-    session.hinted_ns = None
+    session.asks(burst, mid_burst, st.now_ns, st.history.begin())
     session.may_move_again()
     needs.burst_began(session)
     st.refresh(session)
@@ -30,8 +26,7 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
 
 def enqueue_return(st: State, session: Session) -> None:
     """Queue a session that leaves, without a burst, until its memory is paged in."""
-    session.want = QUEUED
-    session.queued_ns = st.now_ns
+    session.asks_to_leave(st.now_ns)
     st.refresh(session)
     st.line_up(session)
 
@@ -39,30 +34,18 @@ def enqueue_return(st: State, session: Session) -> None:
 def stop_holding(st: State, session: Session) -> None:
     """Count the time of a quantum that is over, however it ended."""
     had_ns = st.now_ns - session.granted_ns
-    session.held_ns += had_ns
     counts_ns = st.usage.clock_ns(st.now_ns) - session.began_ns
     if counts_ns:
         favoured_ns = min(counts_ns, st.policy.favoured_ns(st, session, had_ns))
         st.usage.add(session, counts_ns, favoured_ns, st.now_ns, st.sessions.values())
-    session.attained_ns += had_ns
     st.history.end(session.turn_id, session.id, HistoryKind.HELD, session.granted_ns, st.now_ns)
-    session.turn_id = 0
-
-
-def count_wait(session: Session, now_ns: int) -> None:
-    """Count a wait that is over, however it ended."""
-    waited_ns = now_ns - session.queued_ns
-    session.waited_ns += waited_ns
-    if session.mid_burst:
-        session.suspended_ns += waited_ns
+    session.held_for(had_ns)
 
 
 def stopped(st: State, session: Session) -> None:
     """Record that a session that held the lease is held now and waits for its next turn."""
     stop_holding(st, session)
-    session.queued_ns = st.now_ns
-    session.turn_id = st.history.begin()
-    session.suspensions += 1
+    session.suspended(st.now_ns, st.history.begin())
     needs.burst_stopped(session)
 
 
@@ -82,32 +65,25 @@ def _rest(st: State, session: Session) -> None:
         if session.stopping:
             stop_holding(st, session)
         else:
-            count_wait(session, st.now_ns)
             _stop_waiting(st, session)
     if session.op is not None:
         session.op.stops_runner = False
-    if session.want is not NOTHING:
-        session.rested_ns = st.now_ns
-    session.want = NOTHING
-    session.mid_burst = False
-    session.rests()
-    session.unblock()
+    session.rests(st.now_ns)
+    session.lingers_no_more()
     st.idle.pop(session.id, None)  # used just now: ``refresh`` puts it at the end of the idle ones
 
 
 def wait_anew(st: State, session: Session) -> None:
     """End the session's present wait and begin a new one, for its turn."""
-    count_wait(session, st.now_ns)
     _stop_waiting(st, session)
-    session.queued_ns = st.now_ns
-    session.turn_id = st.history.begin()
+    session.waits_anew(st.now_ns, st.history.begin())
 
 
 def _stop_waiting(st: State, session: Session) -> None:
+    session.waited_until(st.now_ns)
     turn = turn_of(session)
     if turn is not None and session.turn_id:  # else it has ended, or the session waits to leave
         st.history.end(session.turn_id, session.id, *turn, st.now_ns)
-        session.turn_id = 0
 
 
 def end(st: State, session: Session, why: str, left_ns: int | None = None) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import LOST, NOTHING, PAGED_OUT, Session
+from kiwi_core.sched.model.session import LOST, PAGED_OUT, Session
+from kiwi_core.sched.model.turn import NOTHING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.room import is_residue
@@ -70,7 +71,7 @@ def tend(st: State, session: Session) -> None:
 def came_back(st: State, session: Session) -> None:
     """Record that a hint's page-in succeeded: the session is now the most recently used idle
     one."""
-    session.hinted_ns = st.now_ns
+    session.brought_back(st.now_ns)
     st.idle.pop(session.id, None)
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model import needs
-from kiwi_core.sched.model.session import PAGED_OUT, RESIDENT, RUNNING, Session
+from kiwi_core.sched.model.session import PAGED_OUT, RESIDENT, Session
+from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.rules import bursts, growth
 from kiwi_core.states import NOT_FREE

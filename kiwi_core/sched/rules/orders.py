@@ -9,14 +9,13 @@ from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.session import (
     PAGING_IN,
     PAGING_OUT,
-    QUEUED,
     RESUMING,
     SUSPENDING,
     Doing,
     Running,
     Session,
 )
-from kiwi_core.sched.rules.bursts import count_wait, stopped
+from kiwi_core.sched.rules.bursts import stopped
 from kiwi_core.states import HistoryKind, Notice
 from kiwi_core.units import NS_PER_S, OpId
 
@@ -28,19 +27,14 @@ def grant(st: State, session: Session, cause: str) -> None:
     """Give ``session`` the lease and a fresh quantum."""
     st.leave_line(session)
     st.chosen.pop(session.id, None)
-    count_wait(session, st.now_ns)
-    session.granted_ns = st.now_ns
-    session.turn_begins(st.now_ns)
-    session.began_ns = st.usage.clock_ns(st.now_ns)
-    st.now_runs(session)
-    session.unblock()
-    goes_on = session.mid_burst
-    if session.queued_ns != st.now_ns:  # else there was no wait
+    goes_on, now_ns = session.mid_burst, st.now_ns
+    session.waited_until(now_ns)
+    if session.queued_ns != now_ns:  # else there was no wait
         kind = HistoryKind.SUSPENDED if goes_on else HistoryKind.WAITED
-        st.history.end(session.turn_id, session.id, kind, session.queued_ns, st.now_ns)
-    session.turn_id = st.history.begin()
-    session.mid_burst = False
-    session.bursts_begun += not goes_on
+        st.history.end(session.turn_id, session.id, kind, session.queued_ns, now_ns)
+    session.granted(now_ns, st.usage.clock_ns(now_ns), st.history.begin())
+    session.turn_begins(now_ns)
+    st.now_runs(session)
     st.refresh(session)
     quantum_ns = st.quantum_ns(session)
     if goes_on:
@@ -76,9 +70,7 @@ def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
     """Stop a runner: it joins the tail of the queue now, and holds until the operation reports.
     The session is notified now: once held it may not be able to show anything."""
     st.runs_no_more(session)
-    session.want = QUEUED
-    session.mid_burst = True
-    session.queued_ns = st.now_ns
+    session.makes_way(st.now_ns)
     if not session.kept_out:  # else ``line_up`` notifies it
         st.notify(session, Notice.SUSPENDED, cause=cause)
     _start(st, session, doing, cause, stops_runner=True)
@@ -88,8 +80,7 @@ def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
 def leave_where_it_is(st: State, session: Session, cause: str) -> None:
     """End the turn of a runner without an operation: its process does not run anyway."""
     st.runs_no_more(session)
-    session.want = QUEUED
-    session.mid_burst = True
+    session.makes_way(st.now_ns)
     stopped(st, session)
     st.notify(session, Notice.SUSPENDED, cause=cause)
     st.refresh(session)

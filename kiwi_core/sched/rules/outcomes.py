@@ -13,11 +13,9 @@ from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.session import (
     LOST,
-    NOTHING,
     PAGED_OUT,
     PAGING_IN,
     PAGING_OUT,
-    QUEUED,
     RESIDENT,
     RESUMING,
     SUSPENDED,
@@ -25,6 +23,7 @@ from kiwi_core.sched.model.session import (
     Doing,
 )
 from kiwi_core.sched.model.stories import Size, Span
+from kiwi_core.sched.model.turn import NOTHING, QUEUED
 from kiwi_core.sched.rules import bursts, hints, orders
 from kiwi_core.states import Notice, Reason
 
@@ -199,9 +198,8 @@ def _runs_on(st: State, session: Session) -> None:
     """Let a session that could not be stopped hold the lease as before; its quantum stays used
     up."""
     st.leave_line(session)
+    session.runs_on()
     st.now_runs(session)
-    session.mid_burst = False
-    session.unblock()
     st.notify(session, Notice.RESUMED, "it could not be stopped and goes on")
 
 
@@ -248,7 +246,7 @@ def lost(st: State, session: Session, running: Running, detail: str) -> None:
     grant, so that its own CUDA calls raise; otherwise it would wait for ever."""
     if running.stops_runner:
         bursts.stop_holding(st, session)
-        session.queued_ns = st.now_ns
+        session.waits_anew(st.now_ns, 0)
     waits = session.want is QUEUED and not session.mid_burst and not session.leaving
     bursts.lose(st, session)
     if session.want is not NOTHING:

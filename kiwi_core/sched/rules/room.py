@@ -8,7 +8,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.needs import unknown, wish_bytes
-from kiwi_core.sched.model.session import LOST, PAGED_OUT, PAGING_OUT, RUNNING
+from kiwi_core.sched.model.session import LOST, PAGED_OUT, PAGING_OUT
+from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay, why_it_stays
 from kiwi_core.states import Notice

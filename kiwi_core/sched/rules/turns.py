@@ -7,7 +7,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.session import (
-    NOTHING,
     PAGED_OUT,
     PAGING_IN,
     PAGING_OUT,
@@ -15,6 +14,7 @@ from kiwi_core.sched.model.session import (
     SUSPENDED,
     SUSPENDING,
 )
+from kiwi_core.sched.model.turn import NOTHING
 from kiwi_core.sched.rules import orders, room
 from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
 from kiwi_core.states import Notice

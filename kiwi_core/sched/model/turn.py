@@ -1,0 +1,162 @@
+"""What a session wants: it rests, waits for its turn, or runs; and the times of its turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kiwi_core.states import Notice
+
+
+class Want(Enum):
+    NONE = "none"
+    QUEUED = "queued"
+    """The session waits for the lease, or (``leaving``) for its memory to be paged in."""
+    RUNNING = "running"
+    """The session holds the lease."""
+
+
+NOTHING: Final = Want.NONE
+QUEUED: Final = Want.QUEUED
+RUNNING: Final = Want.RUNNING
+
+
+@dataclass(eq=False)
+class Turn:
+    """The part of ``Session`` about its bursts and turns. Only this module writes its fields.
+
+    A burst waits (``asks``), runs (``granted``), may be stopped and wait again any number of times
+    (``makes_way``, ``suspended``), and ends (``rests``).
+    """
+
+    __slots__ = tuple[str, ...]()  # ``Session`` has the slots
+
+    want: Want = NOTHING
+    """RUNNING exactly while in ``State.runners``; QUEUED exactly while in ``State.queue``, or
+    beside it if ``kept_out``."""
+    burst: int = 0
+    """The number of the burst that is wanted or runs, or else of the last one."""
+    mid_burst: bool = False
+    """The burst began and was stopped; only while QUEUED."""
+    asked_ns: int = 0
+    """When its burst was requested."""
+    queued_ns: int = 0
+    """When its wait began; only while QUEUED."""
+    granted_ns: int = 0
+    """When its quantum began; only while RUNNING or being stopped."""
+    began_ns: int = 0
+    """What the clock of ``Usage`` showed when its turn began; only while it holds the lease."""
+    turn_id: int = 0
+    """The id of its history entry in progress, exactly while ``history.turn_of`` has one."""
+    attained_ns: int = 0
+    """How long this burst has held the lease in earlier quanta."""
+    rested_ns: int | None = None
+    """When its last burst ended; ``None`` before that."""
+    hinted_ns: int | None = None
+    """When a hint paged it in; ``None`` once the session has been used since."""
+    blocked: Notice | None = None
+    """Why it waits for something other than its turn; only while QUEUED."""
+    blocked_detail: str = ""
+
+    held_ns: int = 0
+    """How long it has held the lease in earlier quanta, all bursts together."""
+    waited_ns: int = 0
+    suspended_ns: int = 0
+    """The part of ``waited_ns`` in which a burst was suspended."""
+    suspensions: int = 0
+    bursts_begun: int = 0
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def asks(self, burst: int, mid_burst: bool, now_ns: int, turn_id: int) -> None:
+        """Wait for the first turn of ``burst``, or, if it was stopped before, for the next one."""
+        self.want = QUEUED
+        self.burst = burst
+        self.mid_burst = mid_burst
+        self.asked_ns = self.queued_ns = now_ns
+        self.turn_id = turn_id
+        self.attained_ns = 0
+        self.hinted_ns = None
+
+    def asks_to_leave(self, now_ns: int) -> None:
+        """Wait without a burst, for its memory to be paged in."""
+        self.want = QUEUED
+        self.queued_ns = now_ns
+
+    def has_heard_of(self, burst: int) -> None:
+        """Record the number of a burst that it neither waits for nor runs."""
+        self.burst = max(self.burst, burst)
+
+    def waits_anew(self, now_ns: int, turn_id: int) -> None:
+        self.queued_ns = now_ns
+        self.turn_id = turn_id
+
+    def waited_until(self, now_ns: int) -> None:
+        """Count a wait that is over, however it ended."""
+        waited_ns = now_ns - self.queued_ns
+        self.waited_ns += waited_ns
+        if self.mid_burst:
+            self.suspended_ns += waited_ns
+
+    def block(self, notice: Notice, detail: str) -> None:
+        """Record why it waits for something other than its turn."""
+        self.blocked = notice
+        self.blocked_detail = detail
+
+    def unblock(self) -> None:
+        """Record that only its turn is missing, or that it does not wait."""
+        if self.blocked is not None:
+            self.blocked = None
+            self.blocked_detail = ""
+
+    # --- holding the lease ----------------------------------------------------------------------
+
+    def granted(self, now_ns: int, clock_ns: int, turn_id: int) -> None:
+        """Hold the lease from now on, for a fresh quantum. ``clock_ns`` is on ``Usage``'s clock."""
+        self.want = RUNNING
+        self.bursts_begun += not self.mid_burst
+        self.mid_burst = False
+        self.granted_ns = now_ns
+        self.began_ns = clock_ns
+        self.turn_id = turn_id
+        self.unblock()
+
+    def runs_on(self) -> None:
+        """Hold the lease as before: it could not be stopped."""
+        self.want = RUNNING
+        self.mid_burst = False
+        self.unblock()
+
+    def makes_way(self, now_ns: int) -> None:
+        """Wait for the next turn. It holds the lease until it has been stopped."""
+        self.want = QUEUED
+        self.mid_burst = True
+        self.queued_ns = now_ns
+
+    def held_for(self, had_ns: int) -> None:
+        """Count a quantum that is over, however it ended."""
+        self.held_ns += had_ns
+        self.attained_ns += had_ns
+        self.turn_id = 0
+
+    def suspended(self, now_ns: int, turn_id: int) -> None:
+        """Record that it has been stopped, and begin the wait."""
+        self.waits_anew(now_ns, turn_id)
+        self.suspensions += 1
+
+    # --- at rest --------------------------------------------------------------------------------
+
+    def rests(self, now_ns: int) -> None:
+        """Want nothing from now on."""
+        if self.want is not NOTHING:
+            self.rested_ns = now_ns
+        self.want = NOTHING
+        self.mid_burst = False
+        self.turn_id = 0
+        self.unblock()
+
+    def brought_back(self, now_ns: int) -> None:
+        """Record that its memory was paged in because of a hint."""
+        self.hinted_ns = now_ns
