@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched.actions import PageIn
 from kiwi_core.sched.model.history import MOVES, turn_of
 from kiwi_core.sched.model.needs import need_bytes
-from kiwi_core.sched.model.session import Doing, Session
+from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.state import is_misplaced
 from kiwi_core.sched.model.turn import Want
 from kiwi_core.states import AntiThrash, Residency
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
 

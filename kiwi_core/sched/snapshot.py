@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.accounts import account_of
-from kiwi_core.sched.model.session import Doing, Session
+from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
 from kiwi_core.states import AntiThrash, Residency, SessionState
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kiwi_core.sched.forecast.forecast import Forecast, ShownForecast
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(sched.__file__).parent
 
-EXCEPTIONS = {
-    Session: "paged_out_bytes residency resident_bytes restore_bytes".split(),
-    State: [],
-}
-"""What several modules write: where the memory is (readings, outcomes, arrivals)."""
+EXCEPTIONS: dict[type, list[str]] = {Session: [], State: []}
 
 MAKERS = {"__init__", "__post_init__"}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.session import PAGED_OUT, PAGING_OUT
+from kiwi_core.sched.model.memory import PAGED_OUT
+from kiwi_core.sched.model.operations import PAGING_OUT
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session

@@ -15,13 +15,14 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation
 from kiwi_core.sched.forecast.further import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
-from kiwi_core.sched.model.session import Doing
+from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
 from kiwi_core.units import NS_PER_MS, SessionId
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.model.session import Running, Session
+    from kiwi_core.sched.model.operations import Running
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
 NEVER_NS: Final = 1 << 62

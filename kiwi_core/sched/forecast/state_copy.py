@@ -13,8 +13,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.sched.model.history import History
+from kiwi_core.sched.model.operations import Running
 from kiwi_core.sched.model.policy import Policy
-from kiwi_core.sched.model.session import RoomRequest, Running, Session
+from kiwi_core.sched.model.session import RoomRequest, Session
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.model.stories import Stories

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.session import PAGING_IN, PAGING_OUT, Session
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT
 from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.sched.view import HistoryView
 from kiwi_core.states import HistoryKind
@@ -17,6 +17,7 @@ from kiwi_core.states import HistoryKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.units import SessionId
 
 MOVES: Final = {PAGING_OUT: HistoryKind.OUT, PAGING_IN: HistoryKind.IN}

@@ -13,16 +13,10 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.history import History
+from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
 from kiwi_core.sched.model.mode import Mode
 from kiwi_core.sched.model.needs import need_bytes
-from kiwi_core.sched.model.session import (
-    PAGED_OUT,
-    PAGING_IN,
-    PAGING_OUT,
-    RESIDENT,
-    SUSPENDED,
-    Session,
-)
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
 from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING, Want
@@ -33,8 +27,9 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.model.accounts import Account
+    from kiwi_core.sched.model.operations import Running
     from kiwi_core.sched.model.policy import Policy, TurnSettings
-    from kiwi_core.sched.model.session import RoomRequest, Running
+    from kiwi_core.sched.model.session import RoomRequest, Session
     from kiwi_core.states import Direction
     from kiwi_core.units import OpId, SessionId
 
@@ -178,7 +173,7 @@ class State(Mode):
     # --- operations -----------------------------------------------------------------------------
 
     def op_begins(self, session: Session, op: Running) -> None:
-        session.op = op
+        session.op_begins(op)
         self.moved_at_ns = self.now_ns
         self.ops[op.op] = session
         self.refresh(session)
@@ -186,8 +181,8 @@ class State(Mode):
     def op_reports(self, session: Session, op: Running) -> None:
         """Record that ``op`` of ``session`` has reported. The caller records the outcome."""
         del self.ops[op.op]
-        session.op = None
-        session.moved_at_ns = self.moved_at_ns = self.now_ns
+        session.op_reports(self.now_ns)
+        self.moved_at_ns = self.now_ns
 
     # --- derived counts -------------------------------------------------------------------------
 
@@ -330,8 +325,7 @@ class State(Mode):
     def forget(self, session: Session) -> None:
         """Remove ``session`` from all records; its story stays a while."""
         self.departed.append((session.id, account_of(session, self.now_ns)))
-        session.residency = RESIDENT
-        session.resident_bytes = session.paged_out_bytes = 0
+        session.no_longer_counts()
         session.gone = True
         self.refresh(session)
         self.unread.pop(session.id, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import LOST, PAGED_OUT, PAGING_OUT, RESIDENT, SUSPENDED, Session
+from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT, SUSPENDED
+from kiwi_core.sched.model.operations import PAGING_OUT
+from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING
 from kiwi_core.sched.rules import bursts, growth, kept_out, orders
 from kiwi_core.sched.rules.immovable import must_stay
@@ -72,11 +74,10 @@ def priority_changed(st: State, event: ev.PriorityChanged) -> None:
 def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
     """Take over the state of ``session`` that the driver reports."""
     was = session.residency
-    session.residency = event.residency
-    if event.resident_bytes or session.residency is not RESIDENT:  # 0: not read yet
-        session.resident_bytes = event.resident_bytes
-    session.paged_out_bytes = event.paged_out_bytes
-    session.restore_bytes = event.resident_bytes + event.paged_out_bytes
+    resident_bytes = event.resident_bytes
+    if event.residency is RESIDENT and not resident_bytes:
+        resident_bytes = session.resident_bytes  # 0: not read yet
+    session.found(event.residency, resident_bytes, event.paged_out_bytes)
     if session.residency is LOST:
         if session.want is not NOTHING:
             bursts.to_rest(st, session)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import turn_of
-from kiwi_core.sched.model.session import LOST
 from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.states import HistoryKind
 
@@ -66,8 +65,7 @@ def _rest(st: State, session: Session) -> None:
             stop_holding(st, session)
         else:
             _stop_waiting(st, session)
-    if session.op is not None:
-        session.op.stops_runner = False
+    session.op_stops_nobody()
     session.rests(st.now_ns)
     session.lingers_no_more()
     st.idle.pop(session.id, None)  # used just now: ``refresh`` puts it at the end of the idle ones
@@ -105,20 +103,19 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
 
 def left(st: State, session: Session, left_ns: int) -> None:
     """Record that ``session`` no longer uses the GPU and its memory has not been read since."""
-    session.left_ns = left_ns
+    session.was_left_at(left_ns)
     if session.unread and st.read_ns < left_ns:
         st.unread[session.id] = session
 
 
 def read(st: State, session: Session, at_ns: int) -> None:
     """Record that the session's memory was read at ``at_ns``."""
-    session.read_ns = max(session.read_ns, at_ns)
+    session.was_read_at(at_ns)
     if not session.unread:
         st.unread.pop(session.id, None)
 
 
 def lose(st: State, session: Session) -> None:
     """Record that, as the driver reports, the contents of the session's memory are gone."""
-    session.residency = LOST
-    session.resident_bytes = session.paged_out_bytes = session.restore_bytes = 0
+    session.contents_lost()
     st.refresh(session)

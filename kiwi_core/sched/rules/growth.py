@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import RoomDenied, RoomMade
-from kiwi_core.sched.model.session import LOST, SUSPENDED, RoomRequest
+from kiwi_core.sched.model.memory import LOST, SUSPENDED
+from kiwi_core.sched.model.session import RoomRequest
 from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.sched.rules import room
 from kiwi_core.states import AntiThrash

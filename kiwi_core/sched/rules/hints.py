@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import LOST, PAGED_OUT, Session
+from kiwi_core.sched.model.memory import LOST, PAGED_OUT
 from kiwi_core.sched.model.turn import NOTHING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay
@@ -22,6 +22,7 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 

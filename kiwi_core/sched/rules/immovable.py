@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import RESIDENT
+from kiwi_core.sched.model.memory import RESIDENT
 from kiwi_core.sched.rules import orders
 from kiwi_core.states import Notice
 

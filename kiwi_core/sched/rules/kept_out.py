@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.session import PAGING_OUT, RESIDENT, SUSPENDED, SUSPENDING
+from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED
+from kiwi_core.sched.model.operations import PAGING_OUT, SUSPENDING
 from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.sched.rules import bursts, orders
 from kiwi_core.sched.rules.immovable import must_stay

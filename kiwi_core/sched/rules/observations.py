@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model import needs
-from kiwi_core.sched.model.session import PAGED_OUT, RESIDENT, Session
+from kiwi_core.sched.model.memory import PAGED_OUT
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.rules import bursts, growth
@@ -15,6 +15,7 @@ from kiwi_core.states import NOT_FREE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
 
@@ -29,8 +30,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             out = session.residency is PAGED_OUT and session.paged_out_bytes
             if session_id in event.nowhere and out:
                 _vanished(st, session)
-            session.resident_bytes = resident_bytes
-            session.owned = session_id in event.owned
+            session.was_read(resident_bytes, session_id in event.owned)
             _learn(st, session, began_ns)
             st.refresh(session)
             if session.asked_bytes:
@@ -61,16 +61,14 @@ def _slipped(st: State, session: Session) -> None:
     """Correct the record of a session that should be held but runs free, as the driver reports: it
     had no GPU memory, so the driver could not lock it, and has some now (or another program
     unlocked it). If it is not its turn, the settle pass holds it again."""
-    session.residency = RESIDENT
-    session.paged_out_bytes = session.restore_bytes = 0
+    session.freed()
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
 
 def _vanished(st: State, session: Session) -> None:
     """Record that the paged-out memory no longer exists: its program has ended, or has been
     replaced by another one in the same process."""
-    session.residency = RESIDENT
-    session.paged_out_bytes = session.restore_bytes = 0
+    session.freed()
     st.tell(session, "has nothing in system RAM any more: its program was replaced")
 
 

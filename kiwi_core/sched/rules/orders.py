@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
 from kiwi_core.sched.model.history import MOVES
-from kiwi_core.sched.model.session import (
+from kiwi_core.sched.model.operations import (
     PAGING_IN,
     PAGING_OUT,
     RESUMING,
     SUSPENDING,
     Doing,
     Running,
-    Session,
 )
 from kiwi_core.sched.rules.bursts import stopped
 from kiwi_core.states import HistoryKind, Notice
 from kiwi_core.units import NS_PER_S, OpId
 
 if TYPE_CHECKING:
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
 

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import MOVES
-from kiwi_core.sched.model.session import (
-    LOST,
-    PAGED_OUT,
-    PAGING_IN,
-    PAGING_OUT,
-    RESIDENT,
-    RESUMING,
-    SUSPENDED,
-    SUSPENDING,
-    Doing,
-)
+from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESUMING, SUSPENDING, Doing
 from kiwi_core.sched.model.stories import Size, Span
 from kiwi_core.sched.model.turn import NOTHING, QUEUED
 from kiwi_core.sched.rules import bursts, hints, orders
@@ -30,7 +21,8 @@ from kiwi_core.states import Notice, Reason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.model.session import Running, Session
+    from kiwi_core.sched.model.operations import Running
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
     from kiwi_core.states import Direction
     from kiwi_core.units import OpId
@@ -95,9 +87,8 @@ def _stopped(st: State, session: Session, running: Running) -> None:
 def suspended(st: State, event: ev.Suspended) -> None:
     if (taken := _take(st, event.op, SUSPENDING)) is not None:
         session, running = taken
-        session.residency = SUSPENDED
+        session.held(event.resident_bytes)
         if event.resident_bytes is not None:
-            session.resident_bytes = event.resident_bytes
             needs.seen(session, st.total_bytes, in_burst=session.want is not NOTHING)
             bursts.read(st, session, st.now_ns)
         elif session.read_ns < 0:  # else its memory was read while it ran
@@ -116,11 +107,8 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         session, running = taken
         # What its library had left for good is moved by the driver, at another speed.
         tells_speed = session.residency is not PAGED_OUT
-        # What was in system RAM before (an interrupted page-out) has to come back, too.
-        session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
-        session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
-        session.resident_bytes = event.stays_bytes if session.owned else 0
-        session.residency = PAGED_OUT
+        restore_bytes = max(session.footprint_bytes, event.moved_bytes)
+        session.went_out(restore_bytes, event.moved_bytes, event.stays_bytes)
         bursts.read(st, session, st.now_ns)
         _stopped(st, session, running)
         _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns, tells_speed)
@@ -130,9 +118,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
 def paged_in(st: State, event: ev.PagedIn) -> None:
     if (taken := _take(st, event.op, PAGING_IN, event.moved_bytes)) is not None:
         session, running = taken
-        session.resident_bytes = max(session.footprint_bytes, event.moved_bytes)
-        session.paged_out_bytes = session.restore_bytes = 0
-        session.residency = RESIDENT
+        session.came_in(max(session.footprint_bytes, event.moved_bytes))
         _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
         if running.hinted and session.want is NOTHING:
             hints.came_back(st, session)
@@ -148,11 +134,7 @@ def _record_swap(
     elapsed_ns: int,
     tells_speed: bool = True,
 ) -> None:
-    session.moving_ns += elapsed_ns
-    if direction == "out":
-        session.moved_out_bytes += moved
-    else:
-        session.moved_in_bytes += moved
+    session.moved(direction, moved, elapsed_ns)
     if tells_speed and not running.overdue:  # a hang says nothing about speed
         learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
         learn(moved, elapsed_ns)
@@ -163,7 +145,7 @@ def _record_swap(
 def resumed(st: State, event: ev.Resumed) -> None:
     if (taken := _take(st, event.op, RESUMING)) is not None:
         session, _ = taken
-        session.residency = RESIDENT
+        session.freed()
         st.tell(session, "let go")
         _succeeded(st, session)
 
@@ -224,10 +206,7 @@ def page_in_refused(st: State, event: ev.PageInRefused) -> None:
 def resume_failed(st: State, event: ev.ResumeFailed) -> None:
     if (taken := _take(st, event.op, RESUMING)) is not None:
         if event.paged_out_bytes:
-            session = taken[0]
-            session.residency = PAGED_OUT
-            session.paged_out_bytes = session.restore_bytes = event.paged_out_bytes
-            session.resident_bytes = 0
+            taken[0].found(PAGED_OUT, 0, event.paged_out_bytes)
         _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
 

@@ -7,8 +7,9 @@ from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.sched.model.memory import LOST, PAGED_OUT
 from kiwi_core.sched.model.needs import unknown, wish_bytes
-from kiwi_core.sched.model.session import LOST, PAGED_OUT, PAGING_OUT
+from kiwi_core.sched.model.operations import PAGING_OUT
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.immovable import must_stay, why_it_stays

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.session import SUSPENDED
+from kiwi_core.sched.model.memory import SUSPENDED
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders, turns
 from kiwi_core.sched.rules import immovable as fixed

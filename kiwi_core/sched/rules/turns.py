@@ -6,14 +6,8 @@ from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.session import (
-    PAGED_OUT,
-    PAGING_IN,
-    PAGING_OUT,
-    RESIDENT,
-    SUSPENDED,
-    SUSPENDING,
-)
+from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, SUSPENDING
 from kiwi_core.sched.model.turn import NOTHING
 from kiwi_core.sched.rules import orders, room
 from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey

@@ -1,0 +1,91 @@
+"""The operation in progress on a session, and what its moves have cost so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kiwi_core.states import Direction
+    from kiwi_core.units import OpId
+
+
+class Doing(Enum):
+    # Enum's own hash is a Python function, and each operation looks members up in dicts.
+    __hash__ = object.__hash__
+
+    SUSPENDING = "suspending"
+    RESUMING = "resuming"
+    PAGING_OUT = "paging-out"
+    PAGING_IN = "paging-in"
+
+
+# Each member under its own name: see ``memory``.
+SUSPENDING: Final = Doing.SUSPENDING
+RESUMING: Final = Doing.RESUMING
+PAGING_OUT: Final = Doing.PAGING_OUT
+PAGING_IN: Final = Doing.PAGING_IN
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """An operation that has not reported yet. It is in ``State.ops`` under ``op`` exactly as long
+    as the session's ``op`` field refers to it."""
+
+    op: OpId
+    doing: Doing
+    started_ns: int
+    stops_runner: bool = False
+    """The operation stops a session that held the lease; the session holds until it reports."""
+    hinted: bool = False
+    """The operation follows from a hint; no session waits for it."""
+    move_id: int = 0
+    """The id of its entry in the history; 0 unless it moves memory."""
+    overdue: bool = False
+
+
+@dataclass(eq=False)
+class Operations:
+    """The part of ``Session`` about operations. Only this module writes its fields."""
+
+    __slots__ = tuple[str, ...]()  # ``Session`` has the slots
+
+    op: Running | None = None
+    """The operation in progress."""
+    moved_at_ns: int = -1
+    """When its last operation reported; a reading from before that is stale."""
+    moving_ns: int = 0
+    """How long its memory was being paged out or in, in moves that succeeded."""
+    moved_out_bytes: int = 0
+    moved_in_bytes: int = 0
+
+    @property
+    def stuck(self) -> bool:
+        return self.op is not None and self.op.overdue
+
+    @property
+    def stopping(self) -> bool:
+        """Return whether it held the lease and is being stopped; it may run until the operation
+        reports."""
+        return self.op is not None and self.op.stops_runner
+
+    def op_begins(self, op: Running) -> None:
+        self.op = op
+
+    def op_stops_nobody(self) -> None:
+        """Record that no turn ends with the operation any more: it has ended before."""
+        if self.op is not None:
+            self.op.stops_runner = False
+
+    def op_reports(self, now_ns: int) -> None:
+        self.op = None
+        self.moved_at_ns = now_ns
+
+    def moved(self, direction: Direction, moved_bytes: int, elapsed_ns: int) -> None:
+        """Count a move that succeeded."""
+        self.moving_ns += elapsed_ns
+        if direction == "out":
+            self.moved_out_bytes += moved_bytes
+        else:
+            self.moved_in_bytes += moved_bytes
