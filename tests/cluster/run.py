@@ -1,7 +1,8 @@
 """The laboratory: JupyterHub, Slurm and Kiwi on emulated machines, from scratch to a verdict.
 
 ``make cluster`` runs it. It needs root, on Debian or Ubuntu. Folders beside this file that have a
-``check.sh`` are checks of their own.
+``check.sh`` are checks of their own. They run while the cluster is checked, because both mostly
+wait; their lines come afterwards.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from verdict import Verdict, say
 
 HERE = Path(__file__).parent
 
+Script = tuple[str, "subprocess.Popen[bytes]"]
+"""The name of a folder that has checks of its own, and the process that runs them."""
+
 
 def main() -> int:
     if why := missing():
@@ -30,19 +34,25 @@ def main() -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began_s = time.monotonic()
-    verdict, nodes = Verdict(), list[Node]()
+    verdict, nodes, scripts = Verdict(), list[Node](), list[Script]()
     work = work_directory()
     try:
         install(work)
         _start(work, nodes)
         say(f"the cluster is up after {time.monotonic() - began_s:.0f} s")
+        scripts += [_begin(script, work) for script in sorted(HERE.glob("*/check.sh"))]
         for check in checks(work, nodes):
             _one(verdict, check)
-        for script in sorted(HERE.glob("*/check.sh")):
-            _script(verdict, script, work)
+        say(f"the cluster is checked after {time.monotonic() - began_s:.0f} s")
+        for name, script in scripts:
+            _await(verdict, name, script, work)
     finally:
         if os.environ.get("KEEP"):
             input(f"The cluster stays up until you press Enter. Its files: {work}\n")
+        for _, script in scripts:
+            if script.poll() is None:
+                os.killpg(script.pid, signal.SIGTERM)
+                script.wait()
         for node in reversed(nodes):
             node.close()
         if verdict.failed:
@@ -100,12 +110,23 @@ def _one(verdict: Verdict, check: functools.partial[None]) -> None:
         verdict.judge(name, False, f"{type(error).__name__}: {error}")
 
 
-def _script(verdict: Verdict, script: Path, work: Path) -> None:
-    """Run a folder's own check: it prints its lines, and its exit status counts."""
-    say(str(script.relative_to(HERE)))
+def _begin(script: Path, work: Path) -> Script:
+    """Start a folder's own checks; their lines go to a log."""
+    name = script.parent.name
     env = {**os.environ, "KIWI_CLUSTER_PYTHON": str(work / "opt/bin/python")}
-    done = subprocess.run(["bash", script], cwd=script.parent, env=env, stdin=subprocess.DEVNULL)
-    verdict.judge(script.parent.name, done.returncode == 0, f"exit status {done.returncode}")
+    with (work / f"{name}.log").open("wb") as log:
+        return name, subprocess.Popen(
+            ["bash", script], cwd=script.parent, env=env, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+
+def _await(verdict: Verdict, name: str, script: subprocess.Popen[bytes], work: Path) -> None:
+    """Wait until the checks have ended, and show their lines: their exit status counts."""
+    status = script.wait()
+    say(f"{name}/check.sh")
+    print((work / f"{name}.log").read_text(errors="replace"), end="", flush=True)
+    verdict.judge(name, status == 0, f"exit status {status}")
 
 
 def _keep_logs(work: Path) -> None:
