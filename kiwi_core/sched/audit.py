@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import PageIn
 from kiwi_core.sched.model.history import MOVES, turn_of
-from kiwi_core.sched.model.needs import need_bytes
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.state import is_misplaced
 from kiwi_core.sched.model.turn import Want
@@ -73,7 +72,8 @@ def _active(s: Session) -> bool:
 
 def _check_session(st: State, s: Session) -> None:
     _equal(f"footprint of {s.id}", s.footprint_bytes, _footprint_bytes(s))
-    _equal(f"need of {s.id}", s.need_bytes, need_bytes(s, st.total_bytes))
+    need_bytes = s.expected_bytes(_footprint_bytes(s) + s.asked_bytes, st.total_bytes)
+    _equal(f"need of {s.id}", s.need_bytes, need_bytes)
     _equal(f"claim of {s.id}", s.counted_claim_bytes, _claim_bytes(st, s))
     _equal(f"host claim of {s.id}", s.counted_host_bytes, _host_claim_bytes(s))
     _equal(f"active need of {s.id}", s.counted_active_bytes, s.need_bytes if _active(s) else 0)

@@ -1,7 +1,7 @@
 """Estimates of the GPU memory that a session takes while it runs.
 
-There are two, because errors differ in cost. ``need_bytes`` decides which sessions may run side by
-side: too high a guess costs waiting. ``wish_bytes`` is the room that is made by paging *idle*
+There are two, because errors differ in cost. ``expected_bytes`` decides which sessions may run side
+by side: too high a guess costs waiting. ``wish_bytes`` is the room that is made by paging *idle*
 memory out, as far as possible: too high a guess costs one swap, too low a guess an out-of-memory
 error.
 
@@ -13,13 +13,12 @@ small for some bursts.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kiwi_core.units import MIB, NS_PER_S
-
-if TYPE_CHECKING:
-    from kiwi_core.sched.model.session import Session
 
 SMALL_SHARE: Final = 20
 """Up to a twentieth of the GPU is hardly more than a context (0.3-0.6 GB of 16-140 GB)."""
@@ -40,22 +39,11 @@ NOISE_SHARE: Final = 64
 """Growth by less than this part of the GPU is the allocator's rounding, not a new phase."""
 
 
-def unknown(session: Session, total_bytes: int) -> bool:
-    lively = session.quiet_bursts < QUIET_BURSTS
-    return lively and session.peak_bytes <= _small_bytes(total_bytes)
+PEAKS_KEPT: Final = 8
+"""Bursts whose peaks count for the expected need: the notebook's present phase only."""
 
-
-def need_bytes(session: Session, total_bytes: int) -> int:
-    """Return the expected need without the margin: at most the whole GPU, and up to that no less
-    than what the session holds now and has asked for."""
-    if session.quiet_bursts < QUIET_BURSTS and unknown(session, total_bytes):
-        return total_bytes
-    need = session.footprint_bytes + session.asked_bytes
-    if need < session.peak_bytes:
-        need = session.peak_bytes
-    if need > total_bytes:
-        return total_bytes
-    return need or 1  # 0 would mean: not active
+DURATIONS_KEPT: Final = 20
+"""Bursts whose lengths count for expected waits (the number that the simulations used)."""
 
 
 @lru_cache(maxsize=8)  # a process has few GPUs; this is asked several times per event
@@ -64,48 +52,79 @@ def _small_bytes(total_bytes: int) -> int:
     return min(usual, total_bytes // SMALL_SHARE_MAX)
 
 
-def wish_bytes(session: Session, total_bytes: int) -> int:
-    """Return ``need_bytes`` plus the growth of the last burst; the whole GPU for a session that
-    never held GPU memory, which may begin with any cell."""
-    if not session.peak_bytes:
-        return total_bytes
-    return min(total_bytes, session.need_bytes + session.growth_bytes)
+@dataclass(eq=False)
+class Needs:
+    """The part of ``Session`` about what its bursts took. Only this module writes its fields."""
 
+    __slots__ = tuple[str, ...]()  # ``Session`` has the slots
 
-def burst_began(session: Session) -> None:
-    session.burst_peak_bytes = session.footprint_bytes
+    burst_peak_bytes: int = 0
+    """The most memory that it held in this burst."""
+    peaks_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=PEAKS_KEPT))
+    """The peaks of its last bursts."""
+    peak_bytes: int = 0
+    """The largest of ``peaks_bytes``, including this burst's peak once it has lasted long."""
+    earlier_peak_bytes: int = 0
+    """The largest of ``peaks_bytes`` before the last burst."""
+    growth_bytes: int = 0
+    """How far the last burst grew beyond ``earlier_peak_bytes``."""
+    quiet_bursts: int = 0
+    """Bursts since the last one that grew; all of them if none did."""
+    durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
+    """How long its last bursts held the lease."""
 
+    def is_unknown(self, total_bytes: int) -> bool:
+        lively = self.quiet_bursts < QUIET_BURSTS
+        return lively and self.peak_bytes <= _small_bytes(total_bytes)
 
-def burst_stopped(session: Session) -> None:
-    """Learn from a burst that was stopped in its middle, after its quantum was counted."""
-    if session.attained_ns >= BELIEVED_NS:
-        session.peak_bytes = max(session.peak_bytes, session.burst_peak_bytes)
+    def expected_bytes(self, held_bytes: int, total_bytes: int) -> int:
+        """Return the expected need without the margin: at most the whole GPU, and up to that no
+        less than ``held_bytes``, what the session holds now and has asked for."""
+        if self.quiet_bursts < QUIET_BURSTS and self.is_unknown(total_bytes):
+            return total_bytes
+        need = held_bytes if held_bytes > self.peak_bytes else self.peak_bytes
+        if need > total_bytes:
+            return total_bytes
+        return need or 1  # 0 would mean: not active
 
+    def wish_bytes(self, need_bytes: int, total_bytes: int) -> int:
+        """Return ``need_bytes`` plus the growth of the last burst; the whole GPU for a session that
+        never held GPU memory, which may begin with any cell."""
+        if not self.peak_bytes:
+            return total_bytes
+        return min(total_bytes, need_bytes + self.growth_bytes)
 
-def burst_ended(session: Session, total_bytes: int) -> None:
-    """Learn from a burst that has ended."""
-    session.bursts_ended += 1
-    session.durations_ns.append(session.attained_ns)
-    session.earlier_peak_bytes = max(session.peaks_bytes, default=0)
-    session.peaks_bytes.append(session.burst_peak_bytes)
-    session.quiet_bursts += 1
-    _learn(session, total_bytes)
+    def learn_from_start(self, footprint_bytes: int) -> None:
+        """Begin to learn from a burst."""
+        self.burst_peak_bytes = footprint_bytes
 
+    def learn_from_stop(self, attained_ns: int) -> None:
+        """Learn from a burst that was stopped in its middle, after its quantum was counted."""
+        if attained_ns >= BELIEVED_NS:
+            self.peak_bytes = max(self.peak_bytes, self.burst_peak_bytes)
 
-def seen(session: Session, total_bytes: int, in_burst: bool, of_last: bool = False) -> None:
-    """Learn from a reading of the session's memory. Memory that it holds after a burst counts as
-    held in that burst: short bursts end before their memory is read. ``of_last``: this applies
-    although the next burst has begun."""
-    resident = session.resident_bytes
-    if in_burst:
-        session.burst_peak_bytes = max(session.burst_peak_bytes, resident)
-    if (of_last or not in_burst) and session.peaks_bytes and resident > session.peak_bytes:
-        session.peaks_bytes[-1] = resident
-        _learn(session, total_bytes)
+    def learn_from_end(self, attained_ns: int, total_bytes: int) -> None:
+        """Learn from a burst that has ended."""
+        self.durations_ns.append(attained_ns)
+        self.earlier_peak_bytes = max(self.peaks_bytes, default=0)
+        self.peaks_bytes.append(self.burst_peak_bytes)
+        self.quiet_bursts += 1
+        self._learn(total_bytes)
 
+    def learn_from_reading(
+        self, resident_bytes: int, total_bytes: int, in_burst: bool, of_last: bool = False
+    ) -> None:
+        """Learn from a reading of the session's memory. Memory that it holds after a burst counts
+        as held in that burst: short bursts end before their memory is read. ``of_last``: this
+        applies although the next burst has begun."""
+        if in_burst:
+            self.burst_peak_bytes = max(self.burst_peak_bytes, resident_bytes)
+        if (of_last or not in_burst) and self.peaks_bytes and resident_bytes > self.peak_bytes:
+            self.peaks_bytes[-1] = resident_bytes
+            self._learn(total_bytes)
 
-def _learn(session: Session, total_bytes: int) -> None:
-    session.growth_bytes = max(0, session.peaks_bytes[-1] - session.earlier_peak_bytes)
-    session.peak_bytes = max(session.peaks_bytes)
-    if session.growth_bytes > total_bytes // NOISE_SHARE:
-        session.quiet_bursts = 0
+    def _learn(self, total_bytes: int) -> None:
+        self.growth_bytes = max(0, self.peaks_bytes[-1] - self.earlier_peak_bytes)
+        self.peak_bytes = max(self.peaks_bytes)
+        if self.growth_bytes > total_bytes // NOISE_SHARE:
+            self.quiet_bursts = 0

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.failures import Failures
 from kiwi_core.sched.model.memory import Memory
+from kiwi_core.sched.model.needs import Needs
 from kiwi_core.sched.model.operations import Operations
 from kiwi_core.sched.model.program import Program
 from kiwi_core.sched.model.standing import Standing
@@ -21,17 +22,16 @@ from kiwi_core.states import NOT_FREE
 if TYPE_CHECKING:
     from kiwi_core.sched.model.stories import Story
 
-PEAKS_KEPT: Final = 8
-"""Bursts whose peaks count for the expected need: the notebook's present phase only."""
-
-DURATIONS_KEPT: Final = 20
-"""Bursts whose lengths count for expected waits (the number that the simulations used)."""
-
 
 @dataclass(slots=True, eq=False)
-class Session(Memory, Operations, Turn, Program, Failures, Standing):
-    """The record of one session. Its parts (the base classes) are each in a module of their own,
-    which alone writes their fields: rules tell a part what happened (``session.process_stops``).
+class Session(Memory, Operations, Turn, Needs, Program, Failures, Standing):
+    """The record of one session. Each of its parts, the base classes, is in a module of its own,
+    which alone writes the fields of the part. A rule tells the part what happened
+    (``session.came_in(...)``) and reads the fields freely.
+
+    The parts are base classes rather than attributes because rules read some hundred fields per
+    event: ``session.turn.want`` costs twice as much as ``session.want``. ``Standing`` is the last
+    one, so that ``id`` is the first argument.
     """
 
     story: Story = field(default_factory=deque)
@@ -45,21 +45,6 @@ class Session(Memory, Operations, Turn, Program, Failures, Standing):
     """Detached: to be forgotten as soon as its memory is in the GPU and its process is free."""
     gone: bool = False
     """Its process is dead, but ``op`` has not reported; it is in no queue and only counted."""
-
-    bursts_ended: int = 0
-    burst_peak_bytes: int = 0
-    """The most memory that it held in this burst."""
-    peaks_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=PEAKS_KEPT))
-    """The peaks of its last bursts."""
-    peak_bytes: int = 0
-    """The largest of ``peaks_bytes``, including this burst's peak once it has lasted long."""
-    earlier_peak_bytes: int = 0
-    """The largest of ``peaks_bytes`` before the last burst."""
-    growth_bytes: int = 0
-    """How far the last burst grew beyond ``earlier_peak_bytes``."""
-    quiet_bursts: int = 0
-    """Bursts since the last one that grew; all of them if none did."""
-    durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
 
     asked_bytes: int = 0
     """The sum of its ``RoomRequest``s: allocations that found no room and are not yet held."""

@@ -15,7 +15,6 @@ from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
 from kiwi_core.sched.model.mode import Mode
-from kiwi_core.sched.model.needs import need_bytes
 from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
@@ -204,7 +203,8 @@ class State(Mode):
         if session.residency is PAGED_OUT:
             footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
         session.footprint_bytes = footprint
-        session.need_bytes = need = need_bytes(session, self.total_bytes)
+        need = session.expected_bytes(footprint + session.asked_bytes, self.total_bytes)
+        session.need_bytes = need
         want, op = session.want, session.op
 
         active = need if want is not NOTHING and not session.leaving else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import turn_of
 from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.states import HistoryKind
@@ -18,7 +17,7 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
     """Put ``session`` at the tail of the queue for ``burst``."""
     session.asks(burst, mid_burst, st.now_ns, st.history.begin())
     session.may_move_again()
-    needs.burst_began(session)
+    session.learn_from_start(session.footprint_bytes)
     st.refresh(session)
     st.line_up(session)
 
@@ -45,7 +44,7 @@ def stopped(st: State, session: Session) -> None:
     """Record that a session that held the lease is held now and waits for its next turn."""
     stop_holding(st, session)
     session.suspended(st.now_ns, st.history.begin())
-    needs.burst_stopped(session)
+    session.learn_from_stop(session.attained_ns)
 
 
 def to_rest(st: State, session: Session) -> None:
@@ -93,7 +92,7 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
     _rest(st, session)
     session.burst_ends()
     if begun:
-        needs.burst_ended(session, st.total_bytes)
+        session.learn_from_end(session.attained_ns, st.total_bytes)
     st.refresh(session)
     if begun:
         st.tell(session, "burst {} ended ({})", session.burst, why)

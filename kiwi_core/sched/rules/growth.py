@@ -1,8 +1,9 @@
 """Room on demand: a program found no GPU memory for an allocation and asks for some.
 
-A request counts as needed until the memory is seen to be held (``needs.need_bytes``), so everything
-that makes room for a runner works for it, too. This module answers requests: there is room, or
-there will be none, either because the whole GPU is too small or because something is wrong.
+A request counts as needed until the memory is seen to be held (``Session.need_bytes``), so
+everything that makes room for a runner works for it, too. This module answers requests: there is
+room, or there will be none, either because the whole GPU is too small or because something is
+wrong.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.memory import PAGED_OUT
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.policy import make
@@ -53,7 +52,7 @@ def _learn(st: State, session: Session, began_ns: int) -> None:
     burst, too, although the next one has begun meanwhile."""
     in_burst = session.want is RUNNING or session.mid_burst
     of_last = session.unread and not session.mid_burst and not session.attained_ns
-    needs.seen(session, st.total_bytes, in_burst=in_burst, of_last=of_last)
+    session.learn_from_reading(session.resident_bytes, st.total_bytes, in_burst, of_last)
     bursts.read(st, session, began_ns)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model import needs
 from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT
 from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESUMING, SUSPENDING, Doing
@@ -89,7 +88,8 @@ def suspended(st: State, event: ev.Suspended) -> None:
         session, running = taken
         session.held(event.resident_bytes)
         if event.resident_bytes is not None:
-            needs.seen(session, st.total_bytes, in_burst=session.want is not NOTHING)
+            wants = session.want is not NOTHING
+            session.learn_from_reading(event.resident_bytes, st.total_bytes, in_burst=wants)
             bursts.read(st, session, st.now_ns)
         elif session.read_ns < 0:  # else its memory was read while it ran
             bursts.left(st, session, st.now_ns)

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT
-from kiwi_core.sched.model.needs import unknown, wish_bytes
 from kiwi_core.sched.model.operations import PAGING_OUT
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import orders
@@ -73,7 +72,7 @@ def wanted_bytes(st: State, session: Session) -> int:
             return session.counted_claim_bytes
         expected = footprint
     else:
-        expected = wish_bytes(session, st.total_bytes)
+        expected = session.wish_bytes(session.need_bytes, st.total_bytes)
     wanted = expected + st.margin_bytes + session.extra_room_bytes
     if wanted > st.capacity_bytes:
         wanted = st.capacity_bytes
@@ -86,7 +85,7 @@ def _least_bytes(st: State, session: Session, alone: bool) -> int:
     must neither keep all others out for ever, nor leave a newcomer so little that it runs out of
     memory at once."""
     protects = st.protects and not session.leaving
-    if alone and protects and unknown(session, st.total_bytes):
+    if alone and protects and session.is_unknown(st.total_bytes):
         return max(session.footprint_bytes, st.capacity_bytes // 2)
     if alone or session.leaving:
         return session.footprint_bytes
@@ -102,7 +101,7 @@ def lacked_bytes(st: State, session: Session) -> int:
     need."""
     expected = footprint = session.footprint_bytes
     protects = st.protects and not session.leaving
-    if protects and not unknown(session, st.total_bytes):
+    if protects and not session.is_unknown(st.total_bytes):
         expected = session.need_bytes
     return max(footprint, min(expected + session.extra_room_bytes, st.capacity_bytes))
 
