@@ -69,15 +69,17 @@ class Config:
     never be repeated. Less than the margin above, which the scheduler plans with."""
 
     restore_margin_fixed_bytes: int = 32 * MIB
-    """It needs this much free beside that, but at most the same share of the GPU (small GPUs are
-    emulated). A process takes more than NVML reports (5 MiB more was seen); others may grow."""
+    """A page-in needs this much free in addition, but at most ``restore_margin_fraction`` of the
+    GPU (this matters on small, emulated GPUs). A process takes more than NVML reports (5 MiB more
+    was seen), and others may grow."""
 
     restore_margin_min_bytes: int = 8 * MIB
-    """The least of the latter: the 5 MiB, and one of the driver's allocation units."""
+    """``restore_margin_fixed_bytes`` is never cut below this: the 5 MiB that NVML does not report,
+    and one allocation unit of the driver."""
 
     restore_claim_bytes: int = 256 * MIB
-    """Where programs outside Kiwi use the GPU, a restore claims this much beside the footprint: it
-    is allocated just before and freed at once. Others found this size to be enough."""
+    """Where programs outside Kiwi use the GPU, a restore claims this much beside the footprint. The
+    claim is allocated just before the restore and freed at once."""
 
     restore_claim_share: int = 32
     """That claim is at most the GPU's size divided by this (matters on small, emulated GPUs)."""

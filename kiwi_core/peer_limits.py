@@ -4,12 +4,12 @@ A peer is any process of any user who may open the socket. Whatever it takes of 
 or time has a limit in this table. A daemon counts each row in its metrics (``kiwi_peer_*``, label
 ``what``), and a test walks the table.
 
-**The rule of shares.** A user may hold one more of something as long as the user holds less than
-``per_user`` and less than what is left for all others (a *dynamic threshold*, as in the shared
-buffers of network switches). So one user gets at most half of it, the next one half of the rest,
-and so on: a user who comes when others take all they can still finds room. Root and the daemon's
-owner have no share, only the limit, and ``RESERVE`` places beyond it: ``kiwi status`` works when
-all else is full.
+**The rule of shares.** A user who holds h of something may hold one more if h is less than
+``per_user`` and less than what is still free (a *dynamic threshold*, as in the shared buffers of
+network switches). So one user gets at most half of it, the next one half of the rest, and so on: a
+user who comes when others take all they can still finds room. Root and the daemon's owner have no
+share, only the limit, and ``RESERVE`` places beyond it: ``kiwi status`` works when all else is
+full.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ server."""
 @dataclass(frozen=True)
 class PeerLimit:
     """One limit. ``most`` is for all users together; ``None``: they take turns instead.
-    ``per_user`` is a user's share, at most. ``per_s`` is what a user gets back each second if the
-    share is used up (a token bucket) instead of held. ``descriptors`` is what each item takes."""
+    ``per_user`` is a user's share, at most. For what is spent and not held (requests, new
+    connections), it is the size of a token bucket, and ``per_s`` is the bucket's refill per second.
+    ``descriptors`` is what each item takes."""
 
     name: str
     what: str

@@ -102,8 +102,8 @@ class Reason(str, Enum):
 
 
 class Notice(str, Enum):
-    """A notice to a session's user, in the notebook and in ``kiwi status``. Each user interface
-    makes its own words."""
+    """A notice to a session's user, in the notebook and in ``kiwi status``.
+    ``daemon/roster/notices.py`` has the texts."""
 
     SUSPENDED = "suspended"
     """Its quantum ended in the middle of the burst; it is queued again without asking."""

@@ -100,8 +100,8 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         "--training-share",
         metavar="SHARE",
         type=_share,
-        help="of the time that a burst of the class training takes, what it gets at least "
-        f"(policy interactive; default: {DEFAULTS.training_share:g})",
+        help="least share of the GPU's time that a burst of the class training gets, from its "
+        f"request to its end (policy interactive; default: {DEFAULTS.training_share:g})",
     )
 
 
@@ -119,8 +119,9 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         dest="lock_timeout_ns",
         metavar="SECONDS",
         type=_duration_ns,
-        help="how long GPU work under way may take to come to its end before a notebook's turn is "
-        "not ended after all; raise it for very long GPU kernels "
+        help="how long to wait for running GPU work when a notebook's turn ends; if it takes "
+        "longer, the notebook keeps the GPU, and Kiwi tries again; raise it for very long GPU "
+        "kernels "
         f"(default: {_seconds_of(DEFAULTS.lock_timeout_ns)})",
     )
     parser.add_argument(
@@ -128,8 +129,8 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         dest="operation_deadline_min_ns",
         metavar="SECONDS",
         type=_duration_ns,
-        help="a driver call that takes so much longer than its bytes and --lock-timeout explain "
-        "counts as hanging: it is shown, and its notebook is avoided "
+        help="time for a driver call beyond --lock-timeout and the time for its bytes; a call that "
+        "takes longer counts as hanging: it is shown, and its notebook is avoided "
         f"(default: {_seconds_of(DEFAULTS.operation_deadline_min_ns)})",
     )
     parser.add_argument(
@@ -169,8 +170,8 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin-group",
         metavar="GROUP",
-        help="members may change settings (kiwi set), and move everybody's memory out (kiwi "
-        "release)",
+        help="members may change settings and priorities (kiwi set), see everybody's usage, and "
+        "move out or suspend everybody's sessions (kiwi release, kiwi suspend)",
     )
     parser.add_argument(
         "--sessions-per-user",

@@ -218,7 +218,8 @@ class Channel:
         """
         mine: list[bool] = []
         try:
-            # As in Link.fetch: no interrupt between taking the lock and knowing it.
+            # As in ``DaemonSocket.fetch``: no interrupt can come between taking the lock and
+            # storing that.
             mine.extend(map(self._reading.acquire, (False,)))
             if mine[0]:
                 self._talk_alone(say, done)

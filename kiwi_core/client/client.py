@@ -242,8 +242,8 @@ class Client:
             )
             return self._await_grant(begun[0], on_waiting, cancelled, poll_s, timeout_s)
         except BaseException:
-            # Not begun[0]: the interrupt may have come before it was stored. And no call before
-            # ``left`` is set: another interrupt may come in each call.
+            # Read the table, not ``begun[0]``: the interrupt may have come before it was stored.
+            # Call nothing before ``left`` is set: a second interrupt may come inside a call.
             lease = self._channel.table.lease
             if lease is not None and lease is not before and lease.owner == me:
                 lease.left = True

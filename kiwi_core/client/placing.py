@@ -1,7 +1,7 @@
 """Chooses the GPU where a program that is about to start would wait least.
 
-Servers and ``kiwi run`` place by the number that the daemons tell to every scheduler: the wait of
-a newcomer (``GpuStatus.newcomer_wait_s``). One program is placed at a time on a machine, and its
+Servers and ``kiwi run`` use the number that daemons also give to batch systems: the wait of a
+newcomer (``GpuStatus.newcomer_wait_s``). One program is placed at a time on a machine, and its
 GPU's daemon is told to expect it before the next one is placed. So programs that start together
 spread.
 """

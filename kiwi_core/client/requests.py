@@ -158,8 +158,8 @@ class RequestTable:
         last = self.lease
         mine = last is not None and last.blocking and last.owner == owner
         if last is not None and mine and last.phase is Phase.WAITING:
-            # That acquire has ended, since its thread is here: a second interrupt came while the
-            # first one was handled.
+            # This thread is here again, so its earlier acquire has ended: a second interrupt came
+            # while the first one was handled.
             last.error = LeaseCancelled()
         if self.phase in (Phase.WAITING, Phase.HELD):
             raise CallerError(
@@ -241,8 +241,8 @@ class RequestTable:
         call at the gate waits.
 
         Raises ``PeerError`` if it makes no sense now or is a fatal error. After an interrupt the
-        same message is taken again: only an answer must not be taken twice, and it goes over to
-        its request in one step.
+        same message is handled again. This does no harm, except for an answer; so an answer is
+        moved to its request in one step.
         """
         message = messages[0]
         if isinstance(message, (Granted, Waiting, Withdrawn)):

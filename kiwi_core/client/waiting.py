@@ -3,9 +3,9 @@
 ``threading.Condition`` is Python code: a ``KeyboardInterrupt`` inside it can leave its lock taken
 forever. In ``Changes`` every step that matters is one call into C, where no interrupt is raised.
 
-The daemon may freeze a whole process for minutes, in the middle of any wait. An answer is not late
-because of that: it may have been in the socket for a long time. So ``Patience`` counts only the
-time in which this process could run.
+The daemon may freeze a whole process for minutes, in the middle of any wait. Its answer is not late
+then: it may already be in the socket. So ``Patience`` counts only the time in which this process
+could run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ RESTARTED_WITHIN_S: Final = 10.0
 """A supervisor restarts a daemon within seconds, and so does the system a supervisor."""
 
 REVIVED_WITHIN_S: Final = 3.0
-"""A supervisor that runs has restarted its daemon by then; else whoever may starts one."""
+"""A running supervisor restarts its daemon within this time. After it, a client that may start a
+daemon does."""
 
 T = TypeVar("T")
 

@@ -131,12 +131,12 @@ class Router:
 
 
 def _refuse_real_driver(loaded: str, emulation: m.Emulation) -> None:
-    # The directory of an emulated driver is named after the driver's sources; another user of the
-    # same state may have built the same driver elsewhere.
+    # Compare the names of the directories, not their paths. The name is made from the driver's
+    # sources; another user of the same state may have built the same driver elsewhere.
     if loaded and Path(loaded).parent.name != Path(emulation.libcuda).parent.name:
         raise PeerError(
             "driver-mismatch",
             f"This process has loaded the CUDA driver {loaded}, but the daemon runs an emulated "
-            "GPU. Mixing the two would corrupt nothing but share nothing either, so Kiwi refuses.",
+            "GPU. The two would not share anything, so Kiwi refuses.",
             "Stop the emulating daemon (`kiwi daemon --emulate`), or restart this kernel.",
         )

@@ -25,8 +25,8 @@ OPTIONS: Final = api.DevicePluginOptions(get_preferred_allocation_available=True
 
 EXPECTED_FOR_S: Final = 30.0
 """How long a daemon expects the program of a pod that was admitted: as long as a pod takes to
-start. Nobody can tell which session is the pod's, so it cannot be taken off before. Afterwards the
-kubelet still knows whose place is taken."""
+start. Nobody can tell which session is the pod's, so the daemon cannot stop expecting it earlier.
+The kubelet still knows afterwards whose place is taken."""
 
 
 class Service:

@@ -281,8 +281,9 @@ class Mover:
             await self._undo(stop, held, "free", "stays held")
 
     async def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
-        """Return false if a part must stay out: the session then counts as out, with the rest in
-        the GPU. (If the driver moves a part of the session, the outcome says so instead.)"""
+        """Undo as much as possible. Return false if a part must stay out and libraries own all
+        memory: the session then counts as out. If the driver moves a part of the session, return
+        true; the detail of the refusal then names what stays out."""
         links = self._look(self._target)
         out = [link for link in _in(links, Residency.PAGED_OUT) if link.ref not in found.out]
         await self._bring_back(stop, out)

@@ -135,8 +135,8 @@ class SessionPager:
 
     def _living(self, target: Target) -> list[Linked]:
         """Return the session's live linked processes that can be reached. An unreachable process
-        with its memory in the GPU is left to the driver, except while it reconnects: the driver
-        might then take it in the middle of its library's work."""
+        with its memory in the GPU is left to the driver, but not while it may reconnect: its
+        library may be at work, and the driver must not take it then."""
         return [
             link
             for link in self._links.of(target.session)

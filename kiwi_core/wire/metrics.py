@@ -130,7 +130,8 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     peers: list[PeerUse] = field(default_factory=list)
     log_lines_dropped: Count = 0
     utilisation_percent: int | None = None
-    """This and the next three are as in ``GaugesStatus``."""
+    """``utilisation_percent``, ``temperature_c``, ``power_w`` and ``power_limit_w`` are as in
+    ``GaugesStatus``."""
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None

@@ -78,7 +78,8 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     expected_low_s: float | None = None
     expected_high_s: float | None = None
     expected_why: str = ""
-    """These four are as in ``Waiting``."""
+    """``expected_wait_s``, ``expected_low_s``, ``expected_high_s`` and this are as in
+    ``Waiting``."""
     blocked: bool = False
     """True if not its turn but a fault holds it up; its session's ``problem_text`` names it."""
     kept_out: str = ""

@@ -101,10 +101,10 @@ class Burst:
         return True
 
     def go_on_without(self) -> None:
-        """No daemon came in time, so those who are in run on without a lease. It is asked for all
-        the same: a daemon that comes while they run must know that they use the GPU, or it would
-        take them for idle, page them out and never bring them back; and one may have left them
-        out already. Raises what ``begin`` raises."""
+        """Run on without a lease, since no daemon came in time. Request it all the same: a daemon
+        that comes while the cells run must know that they use the GPU. Otherwise it would take them
+        for idle, page them out and never bring them back, and an earlier daemon may already have
+        paged them out. Raises what ``begin`` raises."""
         with self._lock:
             if self._client is not None and self._ticket is not None:
                 self._ticket = self._client.begin()

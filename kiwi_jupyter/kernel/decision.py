@@ -36,10 +36,10 @@ _log = logging.getLogger("kiwi.kernel")
 
 @dataclass(frozen=True)
 class Decision:
-    """``otherwise`` is the verdict in case that the gate turns out to be in front of the driver
-    and the driver untouched, once there is a connection: with an emulating daemon both come with
-    it. ``connect``: nobody waits for that, but the daemon shall know this notebook by its name if
-    the cell reaches the driver."""
+    """``otherwise`` replaces ``verdict`` if, after connecting, the gate is in front of a driver
+    that nothing has started. (An emulating daemon brings gate and driver only with the connection.)
+    ``connect``: connect without making the cell wait, so that the daemon knows this notebook's name
+    if the cell reaches the driver."""
 
     verdict: Verdict
     otherwise: Verdict | None = None

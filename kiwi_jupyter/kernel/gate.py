@@ -1,9 +1,9 @@
 """The gate in front of the first statement of a cell that may use the GPU.
 
-``Gate.visit`` is shown each cell as IPython has parsed and transformed it, and inserts a call, by a
-name in ``builtins`` so that it survives ``%reset``. Events of IPython only end what the gate began:
-an exception or an interrupt in a ``pre_run_cell`` callback would be printed and the cell would run
-all the same.
+``CellGate.visit`` gets each cell as IPython has parsed and transformed it, and inserts a call. The
+call uses a name in ``builtins``, which survives ``%reset``. Events of IPython only end what the
+gate began: an exception or an interrupt in a ``pre_run_cell`` callback would be printed and the
+cell would run all the same.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ _ASYNC_NODES: Final = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
 class _Interrupted(KeyboardInterrupt):
-    """Rendered in one line; called as what it is, for frontends go by the name."""
+    """Shown as one line. The class is renamed to ``KeyboardInterrupt``, because frontends look at
+    the name."""
 
     def _render_traceback_(self) -> list[str]:
         return [INTERRUPTED]
@@ -109,7 +110,8 @@ class CellGate:
         self._pending: dict[int, CellRun] = {}
         self._running: dict[int, CellRun] = {}
         self._bystander: contextvars.Context | None = None
-        """The context of a cell that runs without a turn, as its own thread has it."""
+        """The context variables of the cell that runs without a turn, copied in its own thread, so
+        that another thread can draw below it."""
         self._below: WaitingLine | None = None
         """The line below that cell while a driver call holds it."""
         self._pid = os.getpid()
@@ -129,7 +131,8 @@ class CellGate:
 
     def _visit(self, node: Any, source: Source | None) -> Any:
         override = take_override(node)
-        # The bodies of magics and nested cells were part of what the outer cell's verdict is on.
+        # Only the outermost cell is judged: its verdict covers the bodies of magics and nested
+        # cells.
         if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:
             return node
         if not self._config.enabled or not self._session.possible() or os.getpid() != self._pid:
@@ -198,7 +201,7 @@ class CellGate:
     def held(self, member: str, patience_s: float | None = None) -> Iterator[bool]:
         """The lease around code that is no cell; false after ``patience_s`` without it.
 
-        Inside a cell that has the lease this is nothing more. Without a daemon the code runs.
+        Inside a cell that already has the lease this does nothing. Without a daemon the code runs.
         """
         client = self._session.connected_client
         if client is None:
@@ -318,8 +321,8 @@ class CellGate:
             line.close()
 
     def joined(self, client: Client) -> None:
-        """Let cells that run without a daemon ask one that has come, and run on: it must know that
-        they use the GPU. Called in the session's thread."""
+        """Request the GPU for cells that run without a daemon, now that one has come. They run on;
+        the daemon must know that they use the GPU. Called in the session's thread."""
         with self._lock:
             members = list(self._running)
         for member in members:

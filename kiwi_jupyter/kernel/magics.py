@@ -116,7 +116,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         print(f"{what} {says}: {why}.")  # noqa: T201
         tainted = self._extension.analyzer.tainted
         if tainted:
-            print(f"Every name is looked at, because {tainted}.")  # noqa: T201
+            print(f"Kiwi checks the object behind every name, because {tainted}.")  # noqa: T201
 
     # --- doing
 

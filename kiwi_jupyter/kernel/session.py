@@ -41,7 +41,7 @@ UNGUARDED: Final = (
 STARTING: Final = "Waiting for the Kiwi daemon, which is being started"
 
 LOOK_AGAIN_S: Final = 5.0
-"""A daemon that could be there is believed in for this long before the next look."""
+"""How long the answer of ``possible`` is reused."""
 
 NOTICES_MAX: Final = 32
 
@@ -443,8 +443,9 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _show_only(welcome: Welcome) -> None:
-    """Let CUDA see only the GPU with the lease: it would compute on its first one. Not where the
-    user gave CUDA a list of several, or none; and one that is loaded has read it already."""
+    """Let CUDA see only the GPU that this kernel shares, since it would use the first one. Do
+    nothing if the user has set the variable to several GPUs or to none, or if CUDA is loaded: it
+    has read the variable then."""
     from kiwi_core.client.client import loaded_cuda_library
     from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 

@@ -84,8 +84,8 @@ class HeldLine:
 
 
 def line_of_suspension(burst: Burst, line: Callable[[], WaitingLine | None]) -> HeldLine:
-    """Follow a burst that was suspended until it ends: a cell that was suspended once mostly is
-    again. Between two cells of it, too."""
+    """Watch a suspended burst until it ends, also between two of its cells: it is usually suspended
+    more than once."""
     return HeldLine(
         lambda: burst.suspended,
         lambda: burst.granted,

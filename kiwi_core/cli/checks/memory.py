@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from kiwi_core.gpu.nvml import GpuInfo
 
+SHARED_MEMORY: Final = Path("/dev/shm")
+
 DISK_MIN_BYTES: Final = 2 * DEFAULTS.journal_max_bytes
 """Room for a journal and the one before it, for one GPU."""
 
@@ -53,6 +55,12 @@ def disk(directory: Path, free_bytes: int) -> Finding:
     text = f"{format_bytes(free_bytes)} free at {directory}"
     if free_bytes >= DISK_MIN_BYTES:
         return ok("disk", text)
+    if directory == SHARED_MEMORY:
+        return warn(
+            "disk",
+            f"{text}: the shared memory of programs may not fit.",
+            "Delete files there that no program uses, or enlarge it.",
+        )
     return warn(
         "disk",
         f"{text}: journals (up to {format_bytes(DISK_MIN_BYTES)} per GPU) may not fit.",

@@ -45,8 +45,8 @@ FLUSH_WITHIN_S: Final = 5.0
 """Time for a closing connection to flush its last messages."""
 
 UNREAD_BYTES: Final = 16 * KIB
-"""Bytes of answers beyond what the kernel holds; with more, the daemon reads nothing from the peer
-until the peer reads. Enough for some hundred ordinary answers."""
+"""If more bytes of answers than this wait beside those in the kernel's socket buffer, the daemon
+does not read from the peer until the peer reads. Enough for some hundred ordinary answers."""
 
 _SHORT: Final = PeerError(
     "too-many-connections",
@@ -275,7 +275,8 @@ class _Held:
         self._bytes = 0
 
     def now(self, uid: int, held_bytes: int) -> bool:
-        """Set the bytes held; return false if its user may not hold them: they then count as 0."""
+        """Set the bytes held. Return false if they exceed the user's share: they then count as 0,
+        and the caller ends the connection."""
         if held_bytes == self._bytes:
             return True
         self._share.give_back(uid, self._bytes)

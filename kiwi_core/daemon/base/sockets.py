@@ -104,8 +104,9 @@ def already_running(lock: OneDaemonLock, claim: Claim, socket_path: Path) -> Cal
 async def alone(claim: Claim, lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event) -> bool:
     """Wait for an earlier daemon to leave, however long; return false if ``stop`` is set.
 
-    The claim comes first: a daemon that has it and has lost its directory takes the lock of the new
-    one. Raises ``CallerError("already-running")`` if the other daemon does not leave at all.
+    Take the claim before the lock: a running daemon whose directory was removed still has its
+    claim, and takes the lock in the new directory. Raises ``CallerError("already-running")`` if the
+    other daemon does not leave at all.
     """
     answered_since_s: float | None = None
     while not (claim.try_take() and lock.try_acquire()):

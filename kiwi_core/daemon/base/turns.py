@@ -1,9 +1,9 @@
 """Choose whose message is next: users take turns, so that one user's flood delays nobody else.
 
-A message from a user who has not just had a turn is handled at once, as nearly all are; that costs
-it a microsecond. Others wait in line. The line is served in slices of a millisecond, one user after
-another, and the event loop handles everything else between two slices: a newcomer waits for a slice
-or two, whatever a flood is made of.
+A message from a user who has not just had a turn is handled at once. Nearly all messages are of
+this kind, and the check takes a microsecond. Others wait in line. The line is served in slices of a
+millisecond, one user after another, and the event loop handles everything else between two slices:
+a newcomer waits for a slice or two, whatever a flood is made of.
 
 Each user and each connection has a stock of requests (``Bucket``). A connection whose stock is used
 up is not read for a while: the kernel then holds the client back, and nothing is lost.

@@ -52,9 +52,10 @@ _NO_HOST_MEMORY: Final = CallerError(
 
 @dataclass(eq=False, repr=False)
 class Core:
-    """Set the observer, the guards and the subscribers before the first event. The observer reads a
-    session's memory before its burst counts as over: what it has taken must be known before others
-    get the room. The roster on disk has an operation before it begins."""
+    """Feed each event to the scheduler and carry out the actions. Set the observer, the guards and
+    the subscribers before the first event. The observer reads a session's memory before its burst
+    counts as over, because its size must be known before others get the room. The roster is saved
+    before an operation begins; for a page-out the pager saves it, once it knows the sizes."""
 
     scheduler: Scheduler
     _registry: SessionRegistry

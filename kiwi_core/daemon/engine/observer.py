@@ -34,8 +34,8 @@ QUIET_INTERVAL_S = 5.0
 """Interval of looks at all sessions: programs outside Kiwi come and go, idle ones hardly change."""
 
 LOOSE_INTERVAL_S = 0.1
-"""Interval of looks at a process that shall wait but cannot be held yet: the driver makes its
-context, which takes about as long, before it can allocate anything."""
+"""Interval of looks at a process that shall wait but cannot be held yet. Before the process can
+allocate, the driver has to make its context, which takes about as long."""
 
 HANGS_AFTER_S = 10.0
 """A look takes milliseconds; after this time it counts as hanging."""

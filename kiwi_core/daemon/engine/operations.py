@@ -144,8 +144,9 @@ class Operations:
         return replace(event, resident_bytes=seen.resident_bytes)
 
     async def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
-        """Add whether the session is out. An order of a killed daemon to the driver may take effect
-        after its successor has looked: what it saw held is then out, and no resume can succeed."""
+        """Add whether the session is out. A daemon may be killed in the middle of a checkpoint
+        call. If the call takes effect after its successor has seen the process held, the process is
+        out, and no resume can succeed."""
         try:
             seen = await self._pager.observe(target)
         except KiwiError as error:

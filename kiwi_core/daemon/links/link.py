@@ -196,7 +196,8 @@ class Link:
             self._send(call)  # again, if need be: each action may be repeated
 
     def _as_far_as_known(self, told: LibraryReport) -> LibraryReport:
-        """Correct "held" from a hold that it answered late and has yet to open again."""
+        """Return "resident" for "held" if the order to open follows: a hold that timed out may be
+        answered late."""
         held = told.residency is Residency.SUSPENDED
         return _as(told, Residency.RESIDENT) if held and self.opening is not None else told
 

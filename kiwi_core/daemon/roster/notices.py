@@ -127,7 +127,7 @@ def left_out(why: str) -> tuple[str, str]:
     """Return what to tell a session whose memory a leaving daemon could not page in."""
     text = (
         "The Kiwi daemon has ended, and the GPU memory of this notebook stays in system RAM, since "
-        f"it could not be brought back ({why}). Nothing is lost, but GPU code here stands still."
+        f"it could not be brought back ({why}). Nothing is lost, but its GPU cells wait."
     )
     remedy = "Start the daemon again (`kiwi daemon`): this notebook goes on by itself then."
     return text, remedy

@@ -188,8 +188,8 @@ class Gates:
         self._ask(link.session)
 
     def _ask(self, session: SessionId) -> None:
-        """Request the lease, unless ``session`` waits or is in a burst: then the gate opens with
-        that."""
+        """Request the lease for ``session``. Do nothing if it already waits or is in a burst: the
+        gate opens with the grant of that burst."""
         member = self._registry.get(session)
         wanted = any(link.wants_lease for link in self._links.of(session))
         if member is None or not wanted or not self._core.scheduler.at_rest(session):

@@ -36,12 +36,12 @@ class Orphans:
     """The processes left behind; one task per death, which mostly finds nothing to do."""
 
     def __init__(
-        self, pager: Pager, operations: Operations, links: Links, link_desk: LinkHandler
+        self, pager: Pager, operations: Operations, links: Links, link_handler: LinkHandler
     ) -> None:
         self._pager = pager
         self._operations = operations
         self._links = links
-        self._link_handler = link_desk
+        self._link_handler = link_handler
         self._tasks: set[asyncio.Task[None]] = set()
         self.closed = False
         """True when the daemon leaves: no process becomes a session any more."""

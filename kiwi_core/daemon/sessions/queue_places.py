@@ -43,7 +43,8 @@ class QueuePlaces:
         """Request a place. ``runs``: it believes that it has the GPU, so it cannot wait outside."""
         outside = self._outside.get(member.uid)
         if outside is not None and member in outside:
-            # A call at a gate asks too: the burst that the client waits for serves both.
+            # The client and a call at its gate may both ask. Keep the client's number (the gate's
+            # is 0): one burst serves both.
             outside[member] = client_burst or outside[member]
         elif runs or self._has_place(member):
             self._enter(member, client_burst)

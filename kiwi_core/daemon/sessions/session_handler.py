@@ -118,8 +118,9 @@ class SessionHandler:
     def _burst_message(
         self, connection: Connection, member: Member, message: m.Withdraw | m.EndBurst
     ) -> None:
-        # Otherwise that burst is over, and another one, of the daemon's own, may be under way.
         self.places.withdraw(member, message.burst)
+        # If it is not current, that burst is over, and one that the daemon made for a call at the
+        # gate may be in progress.
         current = member.client_burst == message.burst
         if isinstance(message, m.Withdraw):
             if current:

@@ -26,8 +26,8 @@ LOOK_EVERY_S: Final = 1.0
 class Unused:
     """``after_s``: 0 means that the daemon never counts as unused. ``tell`` gets each new word.
 
-    Each connection restarts the time. So a client that finds a daemon that answers has that long to
-    make use of it.
+    Each connection restarts the time. So the daemon stays for at least ``after_s`` after a client
+    has connected.
     """
 
     after_s: float

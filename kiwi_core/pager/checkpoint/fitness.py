@@ -3,8 +3,7 @@
 Read from ``/proc`` and from the reports of libraries; no driver call, no NVML. Exported memory
 (CUDA IPC) leaves no trace in ``/proc``: only a program with Kiwi's library says that it has any.
 
-Sources: DRIVER table A3 of the issue "the driver as it really is": public reports on drivers 580,
-595 and 610, NVIDIA/cuda-checkpoint#42, #47.
+Sources: public reports on drivers 580, 595 and 610, and NVIDIA/cuda-checkpoint#42 and #47.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _T = TypeVar("_T")
 
 _UVM: Final = "/dev/nvidia-uvm"
 _UVM_MAPPINGS: Final = 1
-"""Mappings of this device in a process with a context; a worker without one has none. Each
+"""Mappings of this device in a process with a context; a process without a context has none. Each
 managed allocation adds one."""
 
 _OUR_LIBRARY: Final = "/libkiwi_"

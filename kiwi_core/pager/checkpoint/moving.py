@@ -56,8 +56,8 @@ class Moving:
             self._parts.footprints.put({ref: max(0, gained_bytes)})
 
     async def _checkpoint(self, ref: ProcessRef) -> None:
-        """Checkpoint, and again if the worker died: the driver may still work on the first call,
-        though it says "locked" (before 13.4), and answers the second after the first."""
+        """Checkpoint, and again if the worker died. Drivers before 13.4 report "locked" while they
+        still work on the first call. A second call is answered after the first one."""
         try:
             await self._driver.checkpoint(ref.pid, self._left_s())
         except Hung as error:
@@ -150,8 +150,8 @@ class Moving:
         raise Stop(refused) from error
 
     async def _claims_bytes(self, ref: ProcessRef) -> list[int]:
-        """Return how much room to claim for ``ref`` (see ``Room``). A process of unknown size comes
-        back only into a GPU that nobody else uses."""
+        """Return how much room to claim for ``ref`` (see ``GpuRoom.claims_bytes``). A process of
+        unknown size comes back only into a GPU that nobody else uses."""
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is None:
             return []

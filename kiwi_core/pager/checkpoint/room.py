@@ -29,8 +29,9 @@ _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS
 
 _SETTLES_BYTES: Final = 16 * MIB
-"""The free memory of an idle GPU varies by this much. If NVML cannot name the users, a GPU as empty
-as ever seen counts as one that nobody else uses: a wait for more could last forever."""
+"""The free memory of an idle GPU varies by this much. If NVML cannot name the users, the GPU counts
+as unused if its free memory is within this of the most ever seen. A wait for more could last
+forever."""
 
 
 class Footprints:
@@ -80,7 +81,8 @@ class Reservation:
         self.can_fail = can_fail
         self.still_moving = still_moving
         self.had_bytes = 0
-        """The bytes that its processes had in the GPU at the promise or have got back since."""
+        """The bytes that its processes had in the GPU when the room was promised, and have got back
+        since."""
         self.ended = False
 
     def spend(self, size_bytes: int | None) -> None:
@@ -117,7 +119,8 @@ class GpuRoom:
         self._promised: list[Reservation] = []
         self._most_free_bytes = 0
         self._most_explained_bytes = 0
-        """The most bytes ever free or named by NVML. If it is less now, a user has no name."""
+        """The most bytes ever free or named by NVML. If the sum is less now, NVML does not name
+        some user."""
 
     @contextmanager
     def reserved(self, reservation: Reservation) -> Iterator[None]:

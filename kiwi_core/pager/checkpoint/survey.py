@@ -170,7 +170,7 @@ class Survey:
         except GpuError as error:
             if error.driver_code is None and not isinstance(error, (Busy, Hung)):
                 raise  # no driver at all: it is not about this process
-            ended = not processes.alive(ref)  # drivers call an end meanwhile an error
+            ended = not processes.alive(ref)  # then the driver may report an error
             return Member(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
         if not processes.alive(ref):
             state = CheckpointState.NOT_A_CUDA_PROCESS

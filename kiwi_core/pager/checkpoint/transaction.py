@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from kiwi_core.pager.checkpoint.survey import Member
 
 _ROUNDS_MAX: Final = 3
-"""Rounds of an operation. A caller killed in a driver call leaves one call behind per process. The
-driver may perform it after the next caller has looked: then the next caller looks again."""
+"""Rounds of an operation. A worker that is killed may leave one unfinished call per process. The
+driver may perform it after the next worker has read the state, which then reads it again."""
 
 
 class Transaction:
@@ -81,7 +81,8 @@ class Transaction:
                 if round_ + 1 == _ROUNDS_MAX or not await self._moved_meanwhile():
                     raise
             else:
-                # Only now: until here a crash or a failure may still need to know.
+                # Not earlier: after a crash or a failure before this line, the sizes are still
+                # needed.
                 self._parts.footprints.drop([member.ref for member in members])
                 break
         return self._moved(moved_bytes)
@@ -192,8 +193,8 @@ class Transaction:
 
     async def _let_go(self, members: list[Member], stop: Stop) -> None:
         """Bring back what can be brought back and let everything run on: the session is over (its
-        root ended, or a part is lost). Best effort: the outcome is known already, except that the
-        processes left behind by an ended root may have to wait for room."""
+        root ended, or a part is lost). Ignore errors, since the outcome is known. One exception: if
+        there is no room for a process that an ended root left behind, the outcome says so."""
         for member in members:
             try:
                 if await self._hold.state(member.ref) is CheckpointState.CHECKPOINTED:

@@ -1,7 +1,8 @@
 """Turn simulated waits into the estimate that users see: "about 12 s", or "10-25 s".
 
-An estimate is right if the wait ends within two seconds or a quarter of it of the figure or the
-range. ``range_max_ns`` limits a range: a wider one would tell nothing.
+An estimate is right if the wait differs from the figure or the range by at most two seconds, or by
+a quarter of the wait if that is more. ``range_max_ns`` limits a range: a wider one would tell
+nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ WIDTH_NS: Final = 5 * NS_PER_S
 
 SURE: Final = 0.85
 SURE_CAREFUL: Final = 0.95
-"""The share of the futures that a range is to be right for, if that makes it not too wide."""
+"""A range is right for this share of the futures, unless it would be too wide. The second one
+applies where estimates were wrong lately."""
 
 CAREFUL: Final = 2
 """The tolerance is divided by this where too few estimates were right lately."""
@@ -90,7 +92,8 @@ def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Estimate:
     futures = sorted(futures_ns)
     part = CAREFUL if careful else 1
     lows = [ns + tolerance_ns(ns) // part for ns in futures]
-    """The highest low end of a range that is right for a future; ``highs``: the least high end."""
+    """For each future: a range is right if its low end is at most this and its high end is at least
+    the one in ``highs``."""
     highs = [ns - tolerance_ns(ns) // part for ns in futures]
     sure = SURE_CAREFUL if careful else SURE
     enough = min(len(futures), int(sure * len(futures)) + 1)

@@ -11,8 +11,9 @@ all earlier waits of this kind.
 
 *Calibrated.* When a wait ends, the forecast records the factor by which it fell outside its
 simulated futures. New futures are multiplied by the factors of the last hundred waits of their
-kind. A wait in progress is not compared with waits that ended early and took no longer: what made
-those short (a holder that was idle, or soon finished) has not happened to this one.
+kind. A wait in progress is not compared with earlier waits that were foretold too long and were
+shorter than it is by now: what made those short (a holder that was idle, or soon finished) has not
+happened to it.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 KEPT_NS: Final = 250 * NS_PER_MS
-"""How long a forecast is reused unless the history changes. No second has more forecasts than this
-allows: users do not read more than a few figures a second."""
+"""How long a forecast is reused unless the history changes. So there are at most four a second:
+users do not read more."""
 
 HURRY_NS: Final = 50 * NS_PER_MS
 """The shortest time between two forecasts if the holders or the length of the queue have changed:
-figures that fall because of that fall at once, not a second later, when users do not see why."""
+such a change makes figures fall at once. A second later users would not see why."""
 
 TAIL_KEPT_NS: Final = NS_PER_S
 """How long figures further down the queue are reused."""

@@ -24,7 +24,7 @@ STEPS: Final = 30
 each. With three times as many, hardly more forecasts are right."""
 
 RUNS_MAX: Final = 7
-"""Odd, since the first run takes the place of the middle one."""
+"""An odd number: the first run is made with the median, and takes the middle place."""
 
 GRANTS: Final = 4
 """Number of grants after which a run ends. Four waiters and their swaps take about 15 events."""

@@ -1,9 +1,9 @@
 """Simulate one future: a copy of the scheduler runs ahead until the waiters are granted.
 
 The copy decides by the same code; the events are guessed. A burst takes as long as one of the
-session's earlier bursts that were longer than it has been so far. With some chance, and always if
-there is none, it does not end by itself, and the policy ends its turn. Operations take the time
-that the measured speed gives for their bytes. No new requests arrive.
+session's earlier bursts that were longer than it has been so far. With some chance (always, if no
+earlier burst was longer) it does not end by itself, and the policy ends its turn. Operations take
+the time that the measured speed gives for their bytes. No new requests arrive.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def burst_ns(session: Session, attained_ns: int, chance: float) -> int:
 
 
 class Run:
-    """One future. ``chance`` is the quantile of each burst's length. With ``spread`` it is that of
-    the first burst; the others get quantiles so that over several runs each has all evenly."""
+    """One future. ``chance`` is the quantile of each burst's length. With ``spread`` it applies to
+    the first session only. The others get shifted quantiles, so that over several runs each session
+    sees the whole range evenly."""
 
     def __init__(self, st: State, now_ns: int, chance: float, *, spread: bool) -> None:
         self._st = copied = copy_of(st)

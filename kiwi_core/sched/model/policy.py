@@ -65,8 +65,9 @@ class PolicyContext(Protocol):
         ...
 
     def rivals(self, session: Session) -> int:
-        """Return how many turns of others may come before a turn of ``session``: of each other
-        session that waits or runs, or, if its owner has several of them, of the owners."""
+        """Return how many turns of others may come before a turn of ``session``. This is the number
+        of other sessions that wait or run. If its owner has k of them, it is k turns of each owner
+        less one, if that is more."""
         ...
 
     @property

@@ -7,9 +7,10 @@ the GPU precede the others. The level is set when a session joins the queue. Qua
 and 3 TQ: a long burst pays for few swaps.
 
 *Making way.* A runner makes way for a waiter of a lower level once it has run for TQ/4, but never
-before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum, and on
-for as long as the policy would serve it before the waiter again. If the waiter's memory is in the
-GPU, nothing has to move: TQ/10 suffices, also between two sessions on the first level.
+before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum, and
+then for as long as the policy would choose it again before the waiter. If the waiter's memory is in
+the GPU, nothing has to move. The runner then makes way after TQ/10, also if both are on the first
+level.
 
 *Meanwhile.* The memory of a short cell is paged in beside the runner as soon as it is next. If no
 session runs and the page-in is long, a waiter in the GPU that leaves room for it runs meanwhile.
@@ -24,19 +25,20 @@ as favoured. If a session's favoured time alone exceeds the fair share of recent
 session is on the last level: chopping work into short cells does not pay. (Time on the last level
 does not count: it was taken from no other session out of turn.)
 
-*Priority classes.* Weights divide attained time and multiply quanta. A session whose class has a
-share (of the time since the burst was requested) goes first whenever a turn of 2/3 TQ would not
-bring it above that share; several such sessions together have at most half of the time. In ageing
-others count by weight.
+*Priority classes.* Weights divide attained time and multiply quanta. A class can promise a share:
+its session gets at least that part of the time since its burst was requested. The session goes
+first whenever a turn of 2/3 TQ would not bring it above the share. Several such sessions together
+get at most half of the time. In ageing, others count by weight.
 
 The bound: with n others that wait or hold, a waiter is granted within
 
     max(4 TQ, 3 × n × (TQ + S)) + (n + 1) × (max(2/3 TQ, S) + S)
 
-(for a session of an owner that has k of them among o owners, n is at least k × o - 1),
 
-where S is the longest swap (out and in): it becomes old, and then only older waiters precede it.
-The conditions are those of round robin's bound, and that all sessions are of the same class.
+where S is the longest swap (out and in). After the first term the waiter is old, and then only
+older waiters precede it. If the waiter's owner has k sessions that wait or hold, and there are o
+such owners, n is at least k × o - 1. The conditions are those of round robin's bound, and that all
+sessions are of the same class.
 """
 
 from __future__ import annotations
@@ -68,12 +70,12 @@ GUARD_TQ: Final = 0.25
 """The least that a runner gets. With 1/15 the total time under overload was 8 to 10 % longer."""
 
 IN_PLACE_TQ: Final = 0.1
-"""The least that a runner gets if the waiter's memory is in the GPU, and its quantum towards a
-waiter on the first level: then nothing moves, and short turns cost next to nothing."""
+"""The least that a runner gets if the waiter's memory is in the GPU. It is the whole quantum if the
+waiter is on the first level. Nothing moves then, so short turns cost next to nothing."""
 
 WORTH_TQ: Final = 0.125
-"""The shortest round trip during which another session computes. A shorter one is not worth the
-time that this session then keeps the GPU in any case."""
+"""If the next session's page-out and page-in together take at least this, another session computes
+meanwhile. A shorter swap is not worth the time for which that session then keeps the GPU."""
 
 PATIENCE_TQ: Final = 4.0
 PATIENCE_FACTOR: Final = 3
@@ -172,7 +174,7 @@ class Interactive(Policy):
 
     def favoured_ns(self, context: PolicyContext, session: Session, had_ns: int) -> int:  # noqa: ARG002
         """Return the part of the turn before the session reaches the last level; 0 while it is on
-        that level, also for having been favoured too much."""
+        the last level, for whatever reason."""
         if session.level == LAST:
             return 0
         until_last_ns = round(self._levels_ns[-1] * session.weight)
@@ -194,8 +196,8 @@ class Interactive(Policy):
         return round(PATIENCE_FACTOR * (turns_ns + swaps_ns))
 
     def _soonest_old_at_ns(self, context: PolicyContext, waiter: Session) -> int:
-        """Return when ``waiter`` is old at the earliest, if its owner has no other session. Those
-        that arrived later are old later still."""
+        """Return the earliest time at which ``waiter`` can be old. It is later if the owner has
+        other sessions. Sessions that arrived later become old later."""
         return waiter.queued_ns + max(self._patience_ns, self._others_ns(context, waiter))
 
     def _is_young(self, context: PolicyContext, waiter: Session) -> bool:
@@ -222,7 +224,7 @@ class Interactive(Policy):
 
     def _first(self, context: PolicyContext) -> list[Session]:
         """Return the waiters that precede all levels: those below their share, then the oldest if
-        it is old. A blocked one is tried, but the next old one follows it."""
+        it is old. If the oldest is blocked, the next old one follows it."""
         sharing = self._sharing.values()
         first = [waiter for waiter in sharing if self._is_owed(context, waiter)] if sharing else []
         behind: set[str] = set()
@@ -319,7 +321,8 @@ class Interactive(Policy):
             return least_ns
         if runner.level == LAST:  # and so is the waiter: only the quantum counts
             return max(least_ns, began_ns + self._own_quantum_ns(runner), began_ns + floor_ns)
-        # From these times on it would be queued behind the waiter: on a higher or the same level.
+        # From ``above_ns`` on, the runner's level would be higher than the waiter's. From
+        # ``same_ns`` on, the level would be the same, and the runner would be behind the waiter.
         above_ns = self._reaches_at_ns(runner, waiter.level + 1)
         short = in_place and not waiter.level
         quantum_ns = guard_ns if short else max(self._own_quantum_ns(runner), floor_ns)

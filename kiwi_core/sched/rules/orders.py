@@ -54,8 +54,8 @@ def grant_again(st: State, session: Session) -> None:
 
 
 def grant_lost(st: State, session: Session) -> None:
-    """Grant a session whose memory is lost, without giving it the lease: its own CUDA calls raise
-    rather than leave it waiting."""
+    """Answer the request of a session whose memory is lost, without giving it the lease: its cell
+    goes on, and its CUDA calls fail."""
     st.actions.append(
         Grant(
             session=session.id,
@@ -67,8 +67,8 @@ def grant_lost(st: State, session: Session) -> None:
 
 
 def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
-    """Stop a runner: it joins the tail of the queue now, and holds until the operation reports.
-    The session is notified now: once held it may not be able to show anything."""
+    """Stop a runner: it joins the queue now, but counts as a holder until the operation reports.
+    The session is notified now, because it may not be able to show anything once it is held."""
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     if not session.kept_out:  # else ``line_up`` notifies it

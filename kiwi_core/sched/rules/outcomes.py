@@ -105,7 +105,8 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # by this move
     if (taken := _take(st, event.op, PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
-        # What its library had left for good is moved by the driver, at another speed.
+        # If the session was out already, the driver moved what the library had left, at another
+        # speed.
         tells_speed = session.residency is not PAGED_OUT
         restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.went_out(restore_bytes, event.moved_bytes, event.stays_bytes)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 RESIDUE_SHARE: Final = 8
-"""Contexts, and what a library cannot own, take no more than this part of the GPU (1 of 8 GB; few
-GPUs have less)."""
+"""Contexts and memory that a library cannot own take at most one eighth of the GPU: 1 GB of 8 GB,
+and few GPUs are smaller."""
 
 
 class RoomState(Enum):
@@ -57,8 +57,9 @@ class VictimSurvey:
 
 def is_residue(st: State, session: Session) -> bool:
     """Return whether all that ``session`` has in the GPU is what its library cannot move
-    (contexts). The driver can move it, but slowly, and again at each turn: only where room is
-    really lacking. A larger remainder is taken for the rest of an interrupted page-out."""
+    (contexts). The driver can move it, but slowly, and would have to at each turn. So it is moved
+    only where room is really lacking. A larger remainder is taken for the rest of an interrupted
+    page-out."""
     return session.partly_in and session.resident_bytes <= st.total_bytes // RESIDUE_SHARE
 
 
@@ -197,9 +198,9 @@ def _awaits_reading(st: State, beside: Session) -> bool:
 
 
 def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, VictimSurvey | None]:
-    """Order the page-outs that free enough for ``session``. Where that is impossible, its possible
-    growth is left out, and with ``alone`` (no session holds the lease or is being brought in) its
-    need as well."""
+    """Order the page-outs that free enough for ``session``. If that cannot be freed, room without
+    its possible growth suffices. If the session would be ``alone`` (no session holds the lease or
+    is being brought in), room for what it already has suffices."""
     if st.unread and _awaits_reading(st, session):
         return COMING, None
     held_bytes = session.counted_claim_bytes

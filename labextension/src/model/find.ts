@@ -41,8 +41,8 @@ const PRESSING: Readonly<Record<ISession['state'], number>> = {
 
 /**
  * The reader's own session, and its GPU, that a surface is about: the notebook in front, or, where
- * nothing is in front, the most pressing of `places`. null: there is none. Never another notebook
- * than the one in front: "yours" under another's name reads like a promise.
+ * nothing is in front, the most pressing of `places`. null: there is none. If a notebook is in
+ * front, it is that one or none: "yours" beside another name would be taken for that notebook's.
  */
 export function subjectOf(places: readonly IPlace[], currentKernel: string | null): IPlace | null {
   if (currentKernel !== null) {

@@ -87,7 +87,9 @@ export interface IWaiter {
   readonly waited_s: number;
   readonly expected_low_s: number | null;
   readonly expected_high_s: number | null;
-  /** These four are as in `Waiting`. */
+  /**
+   * `expected_wait_s`, `expected_low_s`, `expected_high_s` and this are as in `Waiting`.
+   */
   readonly expected_why: string;
   /**
    * True if not its turn but a fault holds it up; its session's `problem_text` names it.

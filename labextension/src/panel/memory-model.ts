@@ -68,7 +68,8 @@ function outside(gpu: IGpu, total: number): ISegment[] {
   return segments;
 }
 
-/** Segments of the GPU's memory. */
+/** The least share of the GPU for which unnamed memory outside Kiwi gets a line beside named
+ * programs. */
 const LEAST_OUTSIDE = 0.005;
 
 /** System RAM: what is paged out there, by notebook, against what may be, and beside it all that

@@ -5,7 +5,7 @@ import type { IGpu, IHistory, IWaiter, ISession } from '../model/types';
 /** The daemon's name for users whose name the reader may not see. */
 export const ANOTHER_USER = 'another user';
 
-/** Number of looks of notebooks (colour and texture, style/palette.css), used in turn. */
+/** Number of looks of notebooks (colour and texture), used in turn. */
 export const LOOKS = 6;
 
 /** Returns the look of a session: the same everywhere, for as long as the page is open. */
@@ -46,9 +46,9 @@ export function isNamed({ name }: IHistory): boolean {
   return name !== '' && name !== ANOTHER_USER;
 }
 
-/** The session that is now where the one of `entry`, which ended, was: of the same notebook, by its
- * path, or by its name where its kernel is no more and so its path forgotten. undefined: there is
- * none, or it cannot be told (notebooks of one name in several folders). */
+/** Returns the present session of the notebook whose session `entry` is about has ended. It is
+ * found by its path, or by its name if the kernel has ended and its path is forgotten. undefined:
+ * there is none, or it cannot be told (notebooks of one name in several folders). */
 export function heirOf(gpu: IGpu, entry: IHistory): ISession | undefined {
   const heirs = gpu.sessions.filter(
     ({ mine, path, name }) =>

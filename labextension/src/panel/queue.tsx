@@ -74,7 +74,7 @@ function Marks(props: { session: ISession | undefined }) {
   );
 }
 
-/** Returns the words that a waiting session's state adds to its place. */
+/** What a waiting session's state adds to its place, in words. */
 const WHILE: Partial<Record<SessionState, string>> = {
   suspended: 'suspended in mid-cell',
   'paging-in': 'memory moving in',
