@@ -58,7 +58,7 @@ from kiwi_core.gpu.processes import boot_id
 from kiwi_core.movers.remote import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
-from kiwi_core.pager.router import SessionPager
+from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.peer_limits import (
     EXPECTED,
     PROGRAMS,

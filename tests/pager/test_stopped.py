@@ -69,12 +69,12 @@ def test_ctrl_z_hinders_no_page_out_and_keeps_its_program_stopped(world: LinkedW
 STOPPED_LATE = """
 import contextlib, os, signal, time
 from pathlib import Path
-from kiwi_core.pager import router
-real = router.continued
+from kiwi_core.pager import session_pager
+real = session_pager.continued
 
 @contextlib.asynccontextmanager
 async def late(refs):
-    router.continued = real
+    session_pager.continued = real
     refs = list(refs)
     async with real(refs):
         os.kill(refs[0].pid, signal.SIGSTOP)
@@ -82,7 +82,7 @@ async def late(refs):
             time.sleep(0.001)
         yield
 
-router.continued = late
+session_pager.continued = late
 """
 
 

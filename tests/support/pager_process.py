@@ -59,7 +59,7 @@ def plain(value):
 
 _LINKED = """
 from link_server import LinkServer
-from kiwi_core.pager.router import SessionPager
+from kiwi_core.pager.session_pager import SessionPager
 
 server = loop.run(LinkServer.serve({path!r}, {gpu_bytes}))
 pager = Blocking(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.sessions.expected import Expected
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.router import SessionPager
+    from kiwi_core.pager.session_pager import SessionPager
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView, HistoryView, QueueView, SessionView
 

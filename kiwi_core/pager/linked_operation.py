@@ -36,7 +36,7 @@ _ROUNDS_MAX: Final = 8
 
 
 @dataclass(eq=False, repr=False)
-class Mover:
+class LinkedOperation:
     """Performs ``suspend``, ``resume``, ``page_out`` or ``page_in`` once, with ``do``. That may
     raise ``Stop``, and ``GpuError`` if the driver is out of order. ``_look`` finds the linked
     processes."""
@@ -49,7 +49,7 @@ class Mover:
     _look: Callable[[Target], list[Linked]]
     _began_ns: int = field(default_factory=time.monotonic_ns)
 
-    async def do(self, operation: Callable[[Mover], Awaitable[Moved]]) -> Moved:
+    async def do(self, operation: Callable[[LinkedOperation], Awaitable[Moved]]) -> Moved:
         try:
             self._check_first()
             return await operation(self)

@@ -23,7 +23,7 @@ from kiwi_core.pager.checkpoint.continuing import continued
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.stopped import BY_SIGNAL
 from kiwi_core.pager.linked import all_out, all_yield
-from kiwi_core.pager.mover import Mover, is_owned
+from kiwi_core.pager.linked_operation import LinkedOperation, is_owned
 from kiwi_core.states import MovedBy, Reason, Residency
 from kiwi_core.units import NS_PER_S
 
@@ -71,14 +71,14 @@ class SessionPager:
     # --- the pager ------------------------------------------------------------------------------
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        alone, linked = self._checkpoint.suspend, Mover.suspend
+        alone, linked = self._checkpoint.suspend, LinkedOperation.suspend
         return await self._held(target, lambda: self._run(target, deadline_ns, alone, linked))
 
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
-        return await self._run(target, deadline_ns, self._checkpoint.resume, Mover.resume)
+        return await self._run(target, deadline_ns, self._checkpoint.resume, LinkedOperation.resume)
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        alone, linked = self._checkpoint.page_out, Mover.page_out
+        alone, linked = self._checkpoint.page_out, LinkedOperation.page_out
         return await self._held(target, lambda: self._run(target, deadline_ns, alone, linked))
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
@@ -147,7 +147,7 @@ class SessionPager:
 
     async def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
         alone = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
-        linked = partial(Mover.page_in, room_wait_ns=room_wait_ns)
+        linked = partial(LinkedOperation.page_in, room_wait_ns=room_wait_ns)
         return await self._run(target, deadline_ns, alone, linked)
 
     async def _held(self, target: Target, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
@@ -166,7 +166,7 @@ class SessionPager:
         target: Target,
         deadline_ns: int,
         alone: Callable[[Target, int], Awaitable[Outcome]],
-        linked: Callable[[Mover], Awaitable[Moved]],
+        linked: Callable[[LinkedOperation], Awaitable[Moved]],
     ) -> Outcome:
         lock = self._lock_of(target.session)
         left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / NS_PER_S)
@@ -180,10 +180,10 @@ class SessionPager:
                 return refused
             if not self._living(target):
                 return await alone(target, deadline_ns)
-            mover = Mover(
+            operation = LinkedOperation(
                 self._checkpoint, self._links, self._config, target, deadline_ns, self._living
             )
-            return await mover.do(linked)
+            return await operation.do(linked)
         except Stop as stop:
             return stop.outcome
         except GpuError as error:
