@@ -41,12 +41,12 @@ __all__ = [
 @dataclass(frozen=True)
 class Target:
     """A session as the pager sees it: the root process (the kernel). Each call looks up which
-    descendants use the GPU, because they come and go. ``without`` are processes of the session
-    that this call leaves alone."""
+    descendants use the GPU, because they come and go. ``left_out`` are processes of the
+    session that this call leaves alone."""
 
     session: SessionId
     root: ProcessRef
-    without: frozenset[ProcessRef] = frozenset()
+    left_out: frozenset[ProcessRef] = frozenset()
 
 
 @dataclass(frozen=True)

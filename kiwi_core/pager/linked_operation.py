@@ -61,7 +61,7 @@ class LinkedOperation:
         held: list[Linked] = []
         try:
             await self._hold_all(held)
-            await self._ask(self._checkpoint.suspend, await self._rest())
+            await self._ask(self._checkpoint.suspend, await self._driver_part())
         except (Stop, GpuError) as error:
             stop = as_stop(error, self._target.root.pid)
             await self._undo_hold(stop, held)
@@ -85,13 +85,13 @@ class LinkedOperation:
         rest_bytes = 0
         try:
             links = await self._hold_all(held)
-            await self._ask(self._checkpoint.suspend, await self._rest())
+            await self._ask(self._checkpoint.suspend, await self._driver_part())
             await self._all_do(_unsure(links), "page-out")
             todo = [link for link in links if link.owns and _something_in(link)]
             await self._all_do(todo, "page-out")
             links = await self._still_held(links, held)
             gates = {link.ref for link in links if not link.owns}
-            rest = await self._rest(but=gates)
+            rest = await self._driver_part(also=gates)
             rest_bytes = await self._ask(self._checkpoint.page_out, rest)
             self._still_wanted()
         except (Stop, GpuError) as error:
@@ -121,7 +121,7 @@ class LinkedOperation:
             try:
                 moved_bytes += await self._bring(first, reservation, room_wait_ns, back)
                 rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
-                rest_bytes = await self._ask(rest_in, await self._rest())
+                rest_bytes = await self._ask(rest_in, await self._driver_part())
                 moved_bytes += await self._bring(later, reservation, room_wait_ns, back)
                 await self._all_do(_in(links, Residency.SUSPENDED), "free", freed)
             except (Stop, GpuError) as error:
@@ -144,7 +144,7 @@ class LinkedOperation:
 
     async def _found(self) -> _Found:
         links = await self._ours()
-        rest = await self._checkpoint.observe(await self._rest())
+        rest = await self._checkpoint.observe(await self._driver_part())
         return _Found(
             held=_in(links, Residency.SUSPENDED),
             out={link.ref for link in _in(links, Residency.PAGED_OUT)},
@@ -204,12 +204,12 @@ class LinkedOperation:
         most_bytes = self._config.unowned_left_bytes
         large = [link for link in links if link.told.unowned_bytes > most_bytes]
         if refs := await all_yield(self._links, large, self._deadline_ns):
-            await self._checkpoint.page_out(await self._rest(but=refs), self._deadline_ns)
+            await self._checkpoint.page_out(await self._driver_part(also=refs), self._deadline_ns)
 
     async def _yielded(self) -> Target:
         """Return the target without the processes whose libraries may still call the driver."""
         refs = await all_yield(self._links, await self._ours(), self._deadline_ns)
-        return await self._rest(but=refs)
+        return await self._driver_part(also=refs)
 
     async def _all_do(
         self,
@@ -244,10 +244,11 @@ class LinkedOperation:
             raise Stop(outcome)
         return outcome.bytes_moved
 
-    async def _rest(self, but: Collection[ProcessRef] = ()) -> Target:
-        """Return the target without its linked processes, except those in ``but``."""
-        linked = {link.ref for link in await self._ours() if link.ref not in but}
-        return replace(self._target, without=self._target.without | linked)
+    async def _driver_part(self, also: Collection[ProcessRef] = ()) -> Target:
+        """Return the part of the target that the driver is to move: the processes without a
+        library, those that it holds already, and those in ``also``."""
+        linked = {link.ref for link in await self._ours() if link.ref not in also}
+        return replace(self._target, left_out=self._target.left_out | linked)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class LinkedOperation:
         if not stop.over or stop.let_go:
             return stop.over
         stop.let_go = True
-        outcomes = [await self._checkpoint.page_in(await self._rest(), self._undo_by_ns())]
+        outcomes = [await self._checkpoint.page_in(await self._driver_part(), self._undo_by_ns())]
         links = await self._ours()  # includes those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)
         outcomes += await self._links.perform(out, "page-in", self._undo_by_ns())
@@ -294,7 +295,7 @@ class LinkedOperation:
         held = [link for link in _in(held, Residency.SUSPENDED) if link in free]
         await self._undo(stop, held, "free", "stays held")
         if found.rest_ran:
-            outcome = await self._checkpoint.resume(await self._rest(), self._undo_by_ns())
+            outcome = await self._checkpoint.resume(await self._driver_part(), self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
         return True
 
@@ -325,7 +326,7 @@ class LinkedOperation:
             shut = [link for link in links if link.told.residency is not Residency.RESIDENT]
             again = [link for link in shut if link.ref in rest_back]
             refs = await all_yield(self._links, again, self._undo_by_ns())
-            rest = await self._rest(but=refs)
+            rest = await self._driver_part(also=refs)
             outcome = await self._checkpoint.page_out(rest, self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
 

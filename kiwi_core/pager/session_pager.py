@@ -72,14 +72,18 @@ class SessionPager:
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
         alone, linked = self._checkpoint.suspend, LinkedOperation.suspend
-        return await self._held(target, lambda: self._run(target, deadline_ns, alone, linked))
+        return await self._with_stopped_continued(
+            target, lambda: self._run(target, deadline_ns, alone, linked)
+        )
 
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._run(target, deadline_ns, self._checkpoint.resume, LinkedOperation.resume)
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
         alone, linked = self._checkpoint.page_out, LinkedOperation.page_out
-        return await self._held(target, lambda: self._run(target, deadline_ns, alone, linked))
+        return await self._with_stopped_continued(
+            target, lambda: self._run(target, deadline_ns, alone, linked)
+        )
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Page in. If room is lacking, first page out what other paged-out sessions have left in
@@ -141,7 +145,7 @@ class SessionPager:
             link
             for link in self._links.of(target.session)
             if (link.connected or link.expected or link.told.residency is not Residency.RESIDENT)
-            and link.ref not in target.without
+            and link.ref not in target.left_out
             and processes.alive(link.ref)
         ]
 
@@ -150,7 +154,9 @@ class SessionPager:
         linked = partial(LinkedOperation.page_in, room_wait_ns=room_wait_ns)
         return await self._run(target, deadline_ns, alone, linked)
 
-    async def _held(self, target: Target, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def _with_stopped_continued(
+        self, target: Target, run: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
         """Run an operation that must not meet a process that Ctrl-Z has stopped. Run it a second
         time if Ctrl-Z came between the look for stopped processes and the operation's own."""
         for last in (False, True):

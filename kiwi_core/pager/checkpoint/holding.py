@@ -146,7 +146,7 @@ class Holding:
     def own_pids(self, members: Iterable[Member]) -> set[int]:
         """Return the pids of the session, also those that this operation leaves to libraries,
         because their memory in the GPU belongs to nobody else."""
-        whole = replace(self._target, without=frozenset())
+        whole = replace(self._target, left_out=frozenset())
         refs = self._parts.survey.refs(whole)
         return {ref.pid for ref in refs} | {member.ref.pid for member in members}
 

@@ -159,7 +159,7 @@ class Survey:
         for ref in (*usage.by_leader.get(target.root.pid, ()), *self._footprints.all()):
             if ref not in others and processes.in_session_of(target.root, ref.pid):
                 refs.setdefault(ref)
-        return [ref for ref in refs if ref not in target.without]
+        return [ref for ref in refs if ref not in target.left_out]
 
     async def member(self, ref: ProcessRef, frozen: str = "") -> Member:
         """Ask the driver about ``ref``, unless it is stopped: the answer would not come."""

@@ -228,7 +228,7 @@ def test_what_the_session_has_elsewhere_does_not_keep_an_unknown_size_out(
 ) -> None:
     """A library moves process 2, which is already back in the GPU."""
     machine.states.update({1: OUT, 2: RUNNING})
-    target = replace(TARGET, without=frozenset({ProcessRef(2, 0)}))
+    target = replace(TARGET, left_out=frozenset({ProcessRef(2, 0)}))
     assert moved(pager.page_in(target, soon_ns())).bytes_moved == 10 * MIB
 
 
