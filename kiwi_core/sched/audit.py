@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import PageIn
+from kiwi_core.sched.model.derived import is_misplaced
 from kiwi_core.sched.model.history import MOVES, turn_of
 from kiwi_core.sched.model.operations import Doing
-from kiwi_core.sched.model.state import is_misplaced
 from kiwi_core.sched.model.turn import Want
 from kiwi_core.states import AntiThrash, Residency
 from kiwi_core.units import NS_PER_MS

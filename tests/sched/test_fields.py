@@ -109,5 +109,5 @@ def test_no_two_parts_use_the_same_name(whole: type) -> None:
 
 def test_the_writes_are_found() -> None:
     assert writes(Session)["blocked"] == {"model/turn.py"}
-    assert writes(State)["outside_bytes"] == {"model/state.py"}
+    assert writes(State)["outside_bytes"] == {"model/readings.py"}
     assert writes(State)["outgrown"] == {"model/mode.py"}

@@ -32,7 +32,11 @@ _OPERATION: Final = attrgetter(*(one.name for one in fields(Running)))
 _SHARED: Final = ("config", "sessions", "stories", "history", "speed", "swaps")
 """Fields of ``State`` that never change, or that the copy gets anew."""
 
-_COPIED: Final = tuple(one.name for one in fields(State) if one.name not in _SHARED)
+_FIRST: Final = ("policy", "queue", "kept_out", "chosen", "runners")
+"""Fields whose sessions are copied first, in this order. It decides which session gets which chance
+in a simulated future (``lookahead.Run``)."""
+
+_REST: Final = tuple(o.name for o in fields(State) if o.name not in (*_SHARED, *_FIRST))
 
 _PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 
@@ -43,7 +47,7 @@ def copy_of(st: State) -> State:
     copied = object.__new__(State)
     for name in _SHARED:
         setattr(copied, name, getattr(st, name))
-    for name in _COPIED:
+    for name in (*_FIRST, *_REST):
         setattr(copied, name, _mapped(getattr(st, name), copies))
     copied.sessions = copies
     copied.stories = _UNTOLD

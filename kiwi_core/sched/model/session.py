@@ -50,9 +50,9 @@ class Session(Memory, Operations, Turn, Needs, Program, Failures, Standing):
     """The sum of its ``RoomRequest``s: allocations that found no room and are not yet held."""
 
     footprint_bytes: int = 0
-    """GPU memory that the session takes when all of it is in. Kept by ``State.refresh``."""
+    """GPU memory that the session takes when all of it is in. Kept by ``refresh``."""
     need_bytes: int = 0
-    """GPU memory that it is expected to take while it runs. Kept by ``State.refresh``."""
+    """GPU memory that it is expected to take while it runs. Kept by ``refresh``."""
     counted_active_bytes: int = 0
     """Its part of ``State.active_need_bytes``."""
     counted_resident_bytes: int = 0

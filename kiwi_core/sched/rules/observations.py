@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def memory(st: State, event: ev.MemoryObserved) -> None:
     began_ns = st.now_ns if event.began_ns is None else event.began_ns
-    st.knows_owned = st.knows_owned or bool(event.owned)
+    st.see_owned(bool(event.owned))
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
         if session is not None and _at_rest_since(session, began_ns):
@@ -42,9 +42,8 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         if session.want is RUNNING:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
-        _seen_outside(st, event.free_bytes)
-        st.observed = True
-        _seen_all(st, began_ns)
+        st.see_all(began_ns, _outside_bytes(st, event.free_bytes))
+        _drop_unread(st, began_ns)
 
 
 def _learn(st: State, session: Session, began_ns: int) -> None:
@@ -84,27 +83,26 @@ def _seen_busy(st: State, session: Session, busy: bool) -> None:
         bursts.end(st, session, "what it left running has been idle on the GPU")
 
 
-def _seen_outside(st: State, free_bytes: int) -> None:
-    """Compute the GPU memory that is used outside Kiwi. This runs only while nothing moves, or the
-    bytes of an operation that just began or ended would count as outside; a hung operation counts
-    in full."""
+def _outside_bytes(st: State, free_bytes: int) -> int:
+    """Return the GPU memory that is used outside Kiwi. Ask only while nothing moves, or the bytes
+    of an operation that just began or ended would count as outside; a hung operation counts in
+    full."""
     held_bytes = st.resident_bytes
     for hung in st.ops.values():
         held_bytes += hung.counted_claim_bytes - hung.resident_bytes
-    st.see_outside(max(0, st.total_bytes - free_bytes - held_bytes))
+    return max(0, st.total_bytes - free_bytes - held_bytes)
 
 
-def _seen_all(st: State, began_ns: int) -> None:
+def _drop_unread(st: State, began_ns: int) -> None:
     """Drop the ``unread`` mark of sessions that gave up the lease before this reading: until their
     own memory is read, what they left counts as outside Kiwi."""
-    st.read_ns = max(st.read_ns, began_ns)
     for session in tuple(st.unread.values()):
         if session.left_ns <= began_ns:
             del st.unread[session.id]
 
 
 def host_budget(st: State, event: ev.HostBudgetObserved) -> None:
-    st.host_budget_bytes = event.budget_bytes
+    st.see_host_budget(event.budget_bytes)
 
 
 def settings(st: State, event: ev.SettingsChanged) -> None:

@@ -1,0 +1,139 @@
+"""What follows from the sessions: sums over them, and places that they are looked up in.
+
+Only ``refresh`` changes these, and only ``audit.check`` recomputes them from scratch. Rules tell a
+session what happened, then call ``refresh``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
+from kiwi_core.sched.model.mode import Mode
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT
+from kiwi_core.sched.model.readings import Readings
+from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING, Want
+from kiwi_core.sched.model.usage import Usage
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.units import SessionId
+
+
+@dataclass(eq=False, kw_only=True)
+class Derived(Mode, Readings):
+    """The part of ``State`` that follows from the sessions. Only this module writes its fields, and
+    those of ``Session`` that it keeps (``counted_claim_bytes`` ...)."""
+
+    __slots__ = tuple[str, ...]()  # ``State`` has the slots
+
+    idle: OrderedDict[SessionId, Session] = field(default_factory=OrderedDict)
+    """The sessions that hold GPU memory and want nothing or are kept out, least recently used
+    first."""
+    waiting_in: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions in the queue that hold GPU memory and can run without a page-in."""
+    waiting_partly_in: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions in the queue that hold GPU memory but are out (``Session.partly_in``)."""
+    misplaced: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions that need an operation outside the queue's order: see
+    ``settle._tend_misplaced``."""
+    claimed_bytes: int = 0
+    """The sum of what sessions hold and of what is reserved for restores and expected growth."""
+    resident_bytes: int = 0
+    """The sum of what sessions hold in the GPU, as last read or reported."""
+    host_claimed_bytes: int = 0
+    """The sum of what is in system RAM or may get there by a page-out in progress."""
+    active_need_bytes: int = 0
+    """The sum of the expected needs of all runners and waiters."""
+    active: int = 0
+    """The number of runners and waiters."""
+
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def free_bytes(self) -> int:
+        """GPU memory neither held nor reserved; negative while a session of unknown need runs."""
+        return self.capacity_bytes - self.claimed_bytes
+
+    def refresh(self, session: Session) -> None:
+        """Bring every derived count in line with ``session`` after any change to it. This is the
+        hottest function of all, hence written out; ``audit`` computes the same in the plain
+        way."""
+        resident = footprint = session.resident_bytes
+        if session.residency is PAGED_OUT:
+            footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
+        session.footprint_bytes = footprint
+        need = session.expected_bytes(footprint + session.asked_bytes, self.total_bytes)
+        session.need_bytes = need
+        want, op = session.want, session.op
+
+        active = need if want is not NOTHING and not session.leaving else 0
+        if session.kept_out and session.aside:
+            active = 0
+        if active != session.counted_active_bytes:
+            if not active:
+                self.active -= 1
+                self.usage.rests(session)
+            elif not session.counted_active_bytes:
+                self.active += 1
+                self.usage.wants(session)
+            self.active_need_bytes += active - session.counted_active_bytes
+            session.counted_active_bytes = active
+
+        claim, host, grows = resident, session.paged_out_bytes, want is RUNNING
+        if op is not None:
+            # A hung operation keeps what it may hold, but no reserve for growth.
+            grows = not op.overdue and (op.stops_runner or op.doing is PAGING_IN)
+            if op.doing is PAGING_IN:
+                grows = grows and want is not NOTHING
+                claim = footprint
+            elif op.doing is PAGING_OUT:
+                host += resident
+        if grows and need > claim and self.protects and not session.gone and not session.leaving:
+            claim = need
+        self.resident_bytes += resident - session.counted_resident_bytes
+        session.counted_resident_bytes = resident
+        self.claimed_bytes += claim - session.counted_claim_bytes
+        session.counted_claim_bytes = claim
+        self.host_claimed_bytes += host - session.counted_host_bytes
+        session.counted_host_bytes = host
+        self._place(session)
+
+    def _place(self, session: Session) -> None:
+        want = session.want if session.resident_bytes and not session.gone else None
+        if want is QUEUED and session.kept_out:
+            want = NOTHING
+        if want is NOTHING:
+            self.idle.setdefault(session.id, session)
+        elif session.id in self.idle:
+            del self.idle[session.id]
+        if want is QUEUED:
+            self.waiting_in[session.id] = session
+        elif session.id in self.waiting_in:
+            del self.waiting_in[session.id]
+        if self.knows_owned:
+            self._place_partly_in(session, want)
+        held_or_stopped = session.residency is SUSPENDED or session.mid_burst
+        if held_or_stopped and is_misplaced(session):
+            self.misplaced[session.id] = session
+        elif self.misplaced:
+            self.misplaced.pop(session.id, None)
+
+    def _place_partly_in(self, session: Session, want: Want | None) -> None:
+        self.waiting_partly_in.pop(session.id, None)
+        if want is QUEUED and session.partly_in:
+            del self.waiting_in[session.id]
+            self.waiting_partly_in[session.id] = session
+
+
+def is_misplaced(session: Session) -> bool:
+    """Return whether ``session`` is held though it wants nothing (or leaves), or free though it
+    was stopped in mid-burst. A stopped process is left alone, and a session without a gate is not
+    held in mid-burst."""
+    if session.op is not None or session.gone or session.stopped:
+        return False
+    if session.residency is SUSPENDED:
+        return session.want is NOTHING or session.leaving
+    return session.residency is RESIDENT and session.mid_burst and session.guarded
