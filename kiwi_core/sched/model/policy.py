@@ -1,7 +1,7 @@
 """The decisions of a policy. Everything else (room, operations, failures) is the same for all.
 
-A policy only reads the ``PolicyContext`` and its sessions. It may set ``level`` and
-``protected_until_ns`` of a session, and keep any state of its own that it can make again in
+A policy only reads the ``PolicyContext`` and its sessions. It may give a session a place
+(``Standing.queues_on``, ``protect``), and keep any state of its own that it can make again in
 ``adopt``. Its only clock is ``PolicyContext.now_ns``. The settle pass calls it many times a second,
 so it must be fast.
 """
