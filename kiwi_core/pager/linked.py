@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Outcome, Target
     from kiwi_core.units import SessionId
 
-Step = Literal["hold", "free", "page-out", "page-in", "yield"]
+Step = Literal["suspend", "resume", "page-out", "page-in", "yield"]
+"""What a library is told to do. ``yield``: leave the driver alone, which may take the process."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ class Links(Protocol):
         ...
 
     async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
-        """Make each of ``those`` do ``step``, all at once, and wait for the answers: for "hold",
-        "free" and "yield" a little past ``deadline_ns`` at most, for a move longer (it may have to
-        be undone). ``Refused(GONE)``: the process has ended. ``Refused(LOCK_TIMEOUT)``: it did not
-        answer; it may still do the step (``moving``), and does nothing else before."""
+        """Make each of ``those`` do ``step``, all at once, and wait for the answers: at most a
+        little past ``deadline_ns``, for a move longer (it may have to be undone).
+        ``Refused(GONE)``: the process has ended. ``Refused(LOCK_TIMEOUT)``: it did not answer; it
+        may still do the step (``moving``), and does nothing else before."""
         ...
 
 

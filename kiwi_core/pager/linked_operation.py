@@ -74,7 +74,7 @@ class LinkedOperation:
             detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
             raise Stop(Refused(Reason.DRIVER, detail))
         await self._ask(self._checkpoint.resume, self._target)
-        await self._all_do(_in(links, Residency.SUSPENDED), "free")
+        await self._all_do(_in(links, Residency.SUSPENDED), "resume")
         return self._moved(0)
 
     async def page_out(self) -> Moved:
@@ -123,11 +123,11 @@ class LinkedOperation:
                 rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
                 rest_bytes = await self._ask(rest_in, await self._driver_part())
                 moved_bytes += await self._bring(later, reservation, room_wait_ns, back)
-                await self._all_do(_in(links, Residency.SUSPENDED), "free", freed)
+                await self._all_do(_in(links, Residency.SUSPENDED), "resume", freed)
             except (Stop, GpuError) as error:
                 stop = as_stop(error, self._target.root.pid)
                 if not await self._over(stop):
-                    await self._undo(stop, freed, "hold", "runs")
+                    await self._undo(stop, freed, "suspend", "runs")
                     await self._undo_page_in(stop, back, by_driver if rest_bytes else None)
                 raise stop from error
         return self._moved(moved_bytes + rest_bytes)
@@ -172,7 +172,7 @@ class LinkedOperation:
             running = _in(links, Residency.RESIDENT)
             if not running:
                 return links
-            await self._all_do(running, "hold", held, until_ns)
+            await self._all_do(running, "suspend", held, until_ns)
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
@@ -272,14 +272,14 @@ class LinkedOperation:
         links = await self._ours()  # includes those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)
         outcomes += await self._links.perform(out, "page-in", self._undo_by_ns())
-        await self._links.perform(_in(links, Residency.SUSPENDED), "free", self._undo_by_ns())
+        await self._links.perform(_in(links, Residency.SUSPENDED), "resume", self._undo_by_ns())
         for outcome in outcomes:
             stop.lacks_room(outcome)
         return True
 
     async def _undo_hold(self, stop: Stop, held: list[Linked]) -> None:
         if not await self._over(stop):
-            await self._undo(stop, held, "free", "stays held")
+            await self._undo(stop, held, "resume", "stays held")
 
     async def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
         """Undo as much as possible. Return false if a part must stay out and libraries own all
@@ -290,10 +290,10 @@ class LinkedOperation:
         await self._bring_back(stop, out)
         if _in(out, Residency.PAGED_OUT) and await self._is_owned():
             return False
-        await self._undo(stop, [link for link in found.held if link in out], "hold", "runs")
+        await self._undo(stop, [link for link in found.held if link in out], "suspend", "runs")
         free = await self._ours()  # a process that the driver could not let go keeps its gate shut
         held = [link for link in _in(held, Residency.SUSPENDED) if link in free]
-        await self._undo(stop, held, "free", "stays held")
+        await self._undo(stop, held, "resume", "stays held")
         if found.rest_ran:
             outcome = await self._checkpoint.resume(await self._driver_part(), self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")

@@ -6,7 +6,7 @@ Such a connection belongs to one process, not to a session; the daemon knows the
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
@@ -22,15 +22,10 @@ Detail = Annotated[str, Meta(max_length=1024)]
 Limit = Annotated[int, Meta(ge=-1, lt=INTEGER_LIMIT)]
 
 
-class LinkState(str, Enum):
-    """Where the memory that a library owns is."""
-
-    RESIDENT = "resident"
-    """In the GPU; the gate lets calls pass, or asks for the lease first."""
-    HELD = "held"
-    """In the GPU; the gate is closed and nothing is under way."""
-    OUT = "out"
-    """In system RAM, some of it at least; the gate is closed."""
+LibraryState = Literal["resident", "held", "out"]
+"""Where the memory that a library owns is. ``resident``: in the GPU; the gate lets calls pass, or
+asks for the lease first. ``held``: in the GPU; the gate is closed and nothing is under way.
+``out``: in system RAM, some of it at least; the gate is closed."""
 
 
 class PagerAction(str, Enum):
@@ -64,7 +59,7 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     ``arena_bytes`` is all the system RAM that it holds: what is paged out and what it reserves. No
     answer."""
 
-    state: LinkState
+    state: LibraryState
     resident_bytes: Count = 0
     paged_out_bytes: Count = 0
     unowned_bytes: Count = 0

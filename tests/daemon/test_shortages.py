@@ -25,7 +25,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.units import GIB, KIB
 from kiwi_core.wire.framing import decode_daemon
 from kiwi_core.wire.messages import Error
-from kiwi_core.wire.pager import LinkState, PagerState
+from kiwi_core.wire.pager import PagerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,7 +111,7 @@ def test_what_a_program_holds_stays_known() -> None:
         assert ref is not None
         links = Links(SessionRegistry(lambda _member: None), GIB, lambda _link: None)
         link = links.take(ref, os.getuid(), "test")
-        state = PagerState(state=LinkState.RESIDENT, arena_bytes=64 * KIB)
+        state = PagerState(state="resident", arena_bytes=64 * KIB)
         links.told(link, state)
         known_bytes = link.host_bytes
         assert known_bytes >= 64 * KIB

@@ -28,7 +28,6 @@ from kiwi_core.wire.messages import (
     Withdraw,
 )
 from kiwi_core.wire.pager import (
-    LinkState,
     PagerDone,
     PagerOutcome,
     PagerState,
@@ -37,7 +36,7 @@ from kiwi_core.wire.pager import (
 )
 
 LINK_SAYS = (
-    PagerState(state=LinkState.RESIDENT),
+    PagerState(state="resident"),
     PagerDone(op=1, outcome=PagerOutcome.MOVED),
     WantLease(),
     WantRoom(request=1, bytes=1),

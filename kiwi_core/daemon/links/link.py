@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core.daemon.links.library_words import AFTER
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.linked import LibraryReport
@@ -51,12 +52,6 @@ DOUBT_MAX_S: Final = 3600.0
 FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
 """No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); a report above this is wrong."""
 
-_AFTER: Final = {
-    PagerAction.HOLD: Residency.SUSPENDED,
-    PagerAction.FREE: Residency.RESIDENT,
-    PagerAction.PAGE_OUT: Residency.PAGED_OUT,
-    PagerAction.PAGE_IN: Residency.RESIDENT,
-}
 _MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
 
 
@@ -337,13 +332,13 @@ def _as(told: LibraryReport, residency: Residency) -> LibraryReport:
 
 def _moved(told: LibraryReport, action: PagerAction, moved_bytes: int) -> LibraryReport:
     """Return ``told`` after a move, unless the library has reported that state itself."""
-    if action is PagerAction.YIELD or told.residency is _AFTER[action]:
+    if action is PagerAction.YIELD or told.residency is AFTER[action]:
         return told
     owned_bytes = max(told.resident_bytes + told.paged_out_bytes, moved_bytes)
     out = action is PagerAction.PAGE_OUT
     return replace(
         told,
-        residency=_AFTER[action],
+        residency=AFTER[action],
         resident_bytes=0 if out else owned_bytes,
         paged_out_bytes=owned_bytes if out else 0,
     )

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from kiwi_core.daemon.base.shares import Share, Shares
+from kiwi_core.daemon.links.library_words import ACTION, RESIDENCY
 from kiwi_core.daemon.links.link import Link, PagerCall
 from kiwi_core.daemon.roster.roster import RosterLink
 from kiwi_core.errors import GpuError, PeerError
@@ -30,7 +31,7 @@ from kiwi_core.pager.linked import LibraryReport, all_out
 from kiwi_core.peer_limits import PROGRAMS
 from kiwi_core.states import NOT_FREE, Reason, Residency
 from kiwi_core.units import NS_PER_MS, SessionId
-from kiwi_core.wire.pager import LinkState, PagerAction
+from kiwi_core.wire.pager import PagerAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,12 +44,6 @@ if TYPE_CHECKING:
     from kiwi_core.wire.pager import PagerDone, PagerState
 
 log = structlog.get_logger(__name__)
-
-_RESIDENCY = {
-    LinkState.RESIDENT: Residency.RESIDENT,
-    LinkState.HELD: Residency.SUSPENDED,
-    LinkState.OUT: Residency.PAGED_OUT,
-}
 
 ANCESTORS_MAX: Final = 64
 """Most ancestors of a process; shells in shells in launchers come to a dozen."""
@@ -110,7 +105,7 @@ class Links:
     async def _perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int
     ) -> list[Outcome]:
-        calls = [PagerCall(PagerAction(step), deadline_ns) for _ in those]
+        calls = [PagerCall(ACTION[step], deadline_ns) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
         self._begin(list(zip(links, calls, strict=True)))
         return [await call.outcome for call in calls]
@@ -201,7 +196,7 @@ class Links:
         link.host_bytes = _held_bytes(link) if said_bytes else 0
         link.says(
             LibraryReport(
-                _RESIDENCY[state.state],
+                RESIDENCY[state.state],
                 self._at_most(state.resident_bytes),
                 self._at_most(state.paged_out_bytes),
                 self._at_most(state.unowned_bytes),

@@ -1,0 +1,42 @@
+"""What the preloaded library says and is told, in the words of the rest of the daemon.
+
+The library's words are on the wire (``kiwi_core/wire/pager.py``) and in its C sources. This is the
+only place that translates them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.states import Residency
+from kiwi_core.wire.pager import PagerAction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kiwi_core.pager.linked import Step
+    from kiwi_core.wire.pager import LibraryState
+
+RESIDENCY: Final[Mapping[LibraryState, Residency]] = {
+    "resident": Residency.RESIDENT,
+    "held": Residency.SUSPENDED,
+    "out": Residency.PAGED_OUT,
+}
+"""Where the memory is that a library owns, by what it says."""
+
+ACTION: Final[Mapping[Step, PagerAction]] = {
+    "suspend": PagerAction.HOLD,
+    "resume": PagerAction.FREE,
+    "page-out": PagerAction.PAGE_OUT,
+    "page-in": PagerAction.PAGE_IN,
+    "yield": PagerAction.YIELD,
+}
+"""What a library is told to do."""
+
+AFTER: Final[Mapping[PagerAction, Residency]] = {
+    PagerAction.HOLD: Residency.SUSPENDED,
+    PagerAction.FREE: Residency.RESIDENT,
+    PagerAction.PAGE_OUT: Residency.PAGED_OUT,
+    PagerAction.PAGE_IN: Residency.RESIDENT,
+}
+"""Where the memory is after a library has done it. It stays where it is after ``yield``."""

@@ -1,0 +1,78 @@
+"""One word for one thing: the code has one vocabulary for where memory is (ADR 87)."""
+
+from __future__ import annotations
+
+import ast
+from itertools import combinations
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(
+    path for package in ("kiwi_core", "kiwi_jupyter") for path in (ROOT / package).rglob("*.py")
+)
+
+SHARED_AT_MOST = 2
+"""Words that two vocabularies may share by chance: one for moves and one for states have "out"."""
+
+WHERE = {
+    "resident", "in", "suspended", "held", "locked", "paged_out", "out", "checkpointed", "lost",
+    "failed",
+}  # fmt: skip
+"""Words for where memory is. A vocabulary with three of them is one for that."""
+
+BORDERS = {
+    "CheckpointState": "the driver's states; kiwi_core/pager/checkpoint/pager.py translates them",
+    "LibraryState": "the library's words; kiwi_core/daemon/links/library_words.py translates them",
+    "PagerAction": "the library's words for a step; translated in the same place",
+    "SessionState": "what users read; kiwi_core/sched/snapshot.py says when",
+    "HistoryKind": "what users read of the past; kiwi_core/sched/model/history.py says when",
+    "Role": "what a client says that it is; ConnectionState says so of a connection that may do it",
+}
+"""Vocabularies of other parties, and where they are translated."""
+
+KNOWS_THE_DRIVER = ("kiwi_core/gpu/", "kiwi_core/movers/", "kiwi_core/pager/checkpoint/")
+"""Where the driver's states may be named."""
+
+
+def words_of(node: ast.stmt) -> tuple[str, set[str]] | None:
+    """Return the name and the words of an enum or of an alias of ``Literal`` strings."""
+    if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(one) for one in node.bases):
+        targets = [one.targets[0] for one in node.body if isinstance(one, ast.Assign)]
+        names = {ast.unparse(one) for one in targets}
+        return node.name, {name.lower() for name in names if name.isupper()}
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+        if ast.unparse(node.value.value) != "Literal":
+            return None
+        words = {
+            str(one.value) for one in ast.walk(node.value.slice) if isinstance(one, ast.Constant)
+        }
+        return ast.unparse(node.targets[0]), {word.lower().replace("-", "_") for word in words}
+    return None
+
+
+def vocabularies() -> dict[str, set[str]]:
+    trees = (ast.parse(path.read_text()) for path in SOURCES)
+    found = (words_of(node) for tree in trees for node in tree.body)
+    return dict(one for one in found if one is not None)
+
+
+def test_one_vocabulary_says_where_memory_is() -> None:
+    about = {name for name, words in vocabularies().items() if len(words & WHERE) > SHARED_AT_MOST}
+    assert about - set(BORDERS) == {"Residency"}
+
+
+def test_no_two_vocabularies_name_the_same_things() -> None:
+    ours = {name: words for name, words in vocabularies().items() if name not in BORDERS}
+    shared = {(one, other): ours[one] & ours[other] for one, other in combinations(ours, 2)}
+    assert {pair: both for pair, both in shared.items() if len(both) > SHARED_AT_MOST} == {}
+
+
+def test_each_border_exists() -> None:
+    assert set(BORDERS) <= set(vocabularies())
+
+
+def test_only_who_talks_to_the_driver_knows_its_states() -> None:
+    named = {
+        str(path.relative_to(ROOT)) for path in SOURCES if "CheckpointState" in path.read_text()
+    }
+    assert {one for one in named if not one.startswith(KNOWS_THE_DRIVER)} == set()
