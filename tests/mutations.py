@@ -67,7 +67,7 @@ MUTATIONS = (
         SCHED,
     ),
     Mutation(
-        "kiwi_core/sched/rules/immovable.py",
+        "kiwi_core/sched/rules/unguarded_and_stopped.py",
         "return session.mid_burst or session.at_work or bool(session.stopped)",
         "return session.mid_burst or session.at_work",
         SCHED,
@@ -130,7 +130,7 @@ MUTATIONS = (
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/fitness.py",
+        "kiwi_core/pager/checkpoint/unmovable.py",
         "_uvm_mappings(ref.pid, root) > _UVM_MAPPINGS",
         "False",
         PAGER,

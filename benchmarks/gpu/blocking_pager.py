@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kiwi_core.errors import CallerError
+from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.movers.pool import Movers
-from kiwi_core.movers.remote import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from kiwi_core import config, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.leaving import Terminated
-from kiwi_core.cli.waiting import WaitingLine
+from kiwi_core.cli.wait_line import WaitingLine
 from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_core.preload import ready
@@ -235,7 +235,7 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     """Connect to the daemon of the wanted GPU; start a daemon if none answers and there could be a
     GPU."""
     from kiwi_core.client.directory import may_start_in
-    from kiwi_core.client.waiting import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
+    from kiwi_core.client.patience import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
 
     directory = directory_of(args)
     named = args.gpu or os.environ.get(config.ENV_GPU)
@@ -270,12 +270,12 @@ def _connect_once(
 ) -> Client:
     """Connect where the program waits least, unless its user has chosen. Raises ``PeerError``
     "no-daemon"."""
-    from kiwi_core.client import own_gpus, placing
+    from kiwi_core.client import gpu_placement, own_gpus
 
     key = f"kiwi run {os.getpid()}"
     sockets, placed = _sockets(directory, named), None
     if not named and not os.environ.get(own_gpus.ENV_VISIBLE):
-        placed = placing.place(sockets, key)
+        placed = gpu_placement.place(sockets, key)
     if placed is not None:  # the others stay, in case its daemon ends just now
         sockets.sort(key=lambda socket: socket.stem != placed.uuid)
     client = _first_that_answers(sockets, name, ungated, verbose=verbose)
@@ -327,7 +327,7 @@ def _first_that_answers(
 def _once_there_is_room(client: Client) -> Welcome:
     """Connect, and wait if the daemon is full. Without it the program would use the GPU at the same
     time as those who take turns."""
-    from kiwi_core.client.waiting import FULL_AGAIN_S
+    from kiwi_core.client.patience import FULL_AGAIN_S
 
     said = False
     while True:

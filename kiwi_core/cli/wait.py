@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kiwi_core.client import placing
+    from kiwi_core.client import gpu_placement
 
     directory = directory_of(args)
-    gpus = placing.statuses(find_sockets(directory, args.gpu), placing.WITHIN_S)
+    gpus = gpu_placement.statuses(find_sockets(directory, args.gpu), gpu_placement.WITHIN_S)
     if not gpus:
         raise no_daemon(directory, args.gpu)
-    gpus.sort(key=placing.rank)
+    gpus.sort(key=gpu_placement.rank)
     if args.json:
         print(_json(gpus))
     else:

@@ -16,9 +16,9 @@ import time
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from kiwi_core.client.link import BRIEFLY_S, DaemonSocket, dial, disconnected, no_daemon
+from kiwi_core.client.daemon_socket import BRIEFLY_S, DaemonSocket, dial, disconnected, no_daemon
+from kiwi_core.client.patience import Changes, Patience
 from kiwi_core.client.requests import PENDING_MAX, BurstNumbers, Request, RequestTable
-from kiwi_core.client.waiting import Changes, Patience
 from kiwi_core.client.watcher import Watcher
 from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 from kiwi_core.wire.messages import GetStatus, UserNotice

@@ -9,9 +9,9 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.client.channel import Channel
-from kiwi_core.client.link import disconnected
+from kiwi_core.client.daemon_socket import disconnected
+from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.client.requests import Lease, LeaseCancelled, Request, RequestTable
-from kiwi_core.client.waiting import SLICE_S, Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,

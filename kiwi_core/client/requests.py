@@ -12,7 +12,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.waiting import Patience
+from kiwi_core.client.patience import Patience
 from kiwi_core.errors import CallerError, KiwiError, PeerError
 from kiwi_core.wire.legality import ANSWERS
 from kiwi_core.wire.messages import (

@@ -9,11 +9,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.waiting import Patience
+from kiwi_core.client.patience import Patience
 
 if TYPE_CHECKING:
     from kiwi_core.client.channel import Channel
-    from kiwi_core.client.link import DaemonSocket
+    from kiwi_core.client.daemon_socket import DaemonSocket
 
 _BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between attempts; the last one repeats. A Unix socket refuses in microseconds, so attempts

@@ -18,11 +18,11 @@ from kiwi_core.daemon.base.claim import Claim
 from kiwi_core.daemon.base.connection import Connection
 from kiwi_core.daemon.base.connections import Connections
 from kiwi_core.daemon.base.directories import make_placing_lock, prepare_directory, sockets_mode
+from kiwi_core.daemon.base.message_turns import MessageTurns
 from kiwi_core.daemon.base.peers import Rights
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.sockets import OneDaemonLock, alone
 from kiwi_core.daemon.base.tasks import endless
-from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.engine.core import Core
 from kiwi_core.daemon.engine.gauges import Gauges, RamGauge
 from kiwi_core.daemon.engine.journal import Journal
@@ -55,7 +55,7 @@ from kiwi_core.daemon.sessions.unused import Unused
 from kiwi_core.daemon.supervised import READY
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
-from kiwi_core.movers.remote import RemoteDriver
+from kiwi_core.movers.driver_calls import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.pager.session_pager import SessionPager
@@ -204,7 +204,7 @@ class GpuDaemon:
         )
         self._journal = journal
         self._shares_warning = shares.warning()
-        self._turns = Turns(shares)
+        self._turns = MessageTurns(shares)
         self._admission = Admission(shares, self._turns)
         self._connections = Connections(self._admission, shares)
         self._core = Core(

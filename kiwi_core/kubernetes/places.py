@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.placing import rank
+from kiwi_core.client.gpu_placement import rank
 from kiwi_core.kubernetes.api import HEALTHY, UNHEALTHY, Device
 
 if TYPE_CHECKING:

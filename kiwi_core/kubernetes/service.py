@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import structlog
 
-from kiwi_core.client import placing
+from kiwi_core.client import gpu_placement
 from kiwi_core.config import ENV_GPU
 from kiwi_core.kubernetes import api, places
 
@@ -112,7 +112,7 @@ class Service:
 
     def _expect(self, ids: list[str]) -> None:
         socket = self._sockets / f"{places.shared_gpu(ids)}.sock"
-        placing.expect(socket, ids[0], EXPECTED_FOR_S)
+        gpu_placement.expect(socket, ids[0], EXPECTED_FOR_S)
 
     def _allocated(self, ids: list[str]) -> api.ContainerAllocateResponse:
         uuid = places.shared_gpu(ids)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from kiwi_core.client import discover, placing
+from kiwi_core.client import discover, gpu_placement
 from kiwi_core.client.directory import why_no_sockets
 from kiwi_core.gpu import mps
-from kiwi_core.pager.checkpoint import fitness
+from kiwi_core.pager.checkpoint import unmovable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -93,7 +93,7 @@ class Watch:
             await changed.wait()
 
     def _ask(self) -> list[GpuStatus]:
-        return placing.statuses(discover(self._directory), placing.WITHIN_S)
+        return gpu_placement.statuses(discover(self._directory), gpu_placement.WITHIN_S)
 
     def _why_not(self, uuid: str, gpu: GpuStatus | None, now_s: float) -> str:
         if gpu is None:
@@ -102,7 +102,7 @@ class Watch:
         if self._mps:
             return f"{mps.RUNS} {mps.REMEDY}"
         # The daemon sees MIG by NVML, which this process may lack, and warns of it.
-        return next((text for text in gpu.errors if text.startswith(fitness.MIG.sentence)), "")
+        return next((text for text in gpu.errors if text.startswith(unmovable.MIG.sentence)), "")
 
     def _look_for_mps(self, now_s: float) -> None:
         if self._mps_looked_s is None or now_s - self._mps_looked_s >= MPS_EVERY_S:

@@ -60,11 +60,11 @@ class LinkedOperation:
     async def suspend(self) -> Moved:
         held: list[Linked] = []
         try:
-            await self._hold_all(held)
+            await self._suspend_all(held)
             await self._ask(self._checkpoint.suspend, await self._driver_part())
         except (Stop, GpuError) as error:
             stop = as_stop(error, self._target.root.pid)
-            await self._undo_hold(stop, held)
+            await self._undo_suspend(stop, held)
             raise stop from error
         return self._moved(0)
 
@@ -84,12 +84,12 @@ class LinkedOperation:
         held: list[Linked] = []
         rest_bytes = 0
         try:
-            links = await self._hold_all(held)
+            links = await self._suspend_all(held)
             await self._ask(self._checkpoint.suspend, await self._driver_part())
             await self._all_do(_unsure(links), "page-out")
             todo = [link for link in links if link.owns and _something_in(link)]
             await self._all_do(todo, "page-out")
-            links = await self._still_held(links, held)
+            links = await self._still_suspended(links, held)
             gates = {link.ref for link in links if not link.owns}
             rest = await self._driver_part(also=gates)
             rest_bytes = await self._ask(self._checkpoint.page_out, rest)
@@ -164,7 +164,7 @@ class LinkedOperation:
             return (await self._checkpoint.observe(self._target)).resident_bytes
         return 0
 
-    async def _hold_all(self, held: list[Linked]) -> list[Linked]:
+    async def _suspend_all(self, held: list[Linked]) -> list[Linked]:
         """Shut gates until a look finds none open; ``held`` gets the processes held here."""
         until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
@@ -176,11 +176,11 @@ class LinkedOperation:
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
-    async def _still_held(self, links: list[Linked], held: list[Linked]) -> list[Linked]:
+    async def _still_suspended(self, links: list[Linked], held: list[Linked]) -> list[Linked]:
         """Hold what is open again before the driver moves the rest: a program may have been
         replaced (exec), or a new one with an open gate may have started."""
         running = _in(self._look(self._target), Residency.RESIDENT)
-        return await self._hold_all(held) if running else links
+        return await self._suspend_all(held) if running else links
 
     async def _bring(
         self,
@@ -277,7 +277,7 @@ class LinkedOperation:
             stop.lacks_room(outcome)
         return True
 
-    async def _undo_hold(self, stop: Stop, held: list[Linked]) -> None:
+    async def _undo_suspend(self, stop: Stop, held: list[Linked]) -> None:
         if not await self._over(stop):
             await self._undo(stop, held, "resume", "stays held")
 

@@ -25,7 +25,7 @@ from kiwi_core.preload._gate import (
     guarded,
     load_gate,
 )
-from kiwi_core.preload._places import NAME, environment
+from kiwi_core.preload._paths import NAME, environment
 
 if TYPE_CHECKING:
     from kiwi_core.preload._build import library

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kiwi_core import compiled
 from kiwi_core.compiled import Unavailable
 from kiwi_core.preload import _generate
-from kiwi_core.preload._places import (
+from kiwi_core.preload._paths import (
     ALIAS_NAME,
     ENV_LIBRARY,
     GATE_NAME,

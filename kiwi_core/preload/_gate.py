@@ -7,7 +7,7 @@ import os
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from kiwi_core.preload._places import ALIAS_NAME, GATE_NAME
+from kiwi_core.preload._paths import ALIAS_NAME, GATE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,15 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from kiwi_core import compiled
-from kiwi_core.preload import _places
+from kiwi_core.preload import _paths
 
 
 def find() -> Path | None:
     """Return the library if it exists now: the one that the environment names, a wheel's, or the
     cached one."""
-    if named := os.environ.get(_places.ENV_LIBRARY):
+    if named := os.environ.get(_paths.ENV_LIBRARY):
         return Path(named) if os.path.isfile(named) else None
-    shipped = _places.SHIPPED / os.uname().machine / _places.NAME
+    shipped = _paths.SHIPPED / os.uname().machine / _paths.NAME
     if shipped.is_file():
         return shipped
     pointer = _pointer()
@@ -54,7 +54,7 @@ def _pointer() -> Path:
     """Return the path of the pointer for these sources, named by their sizes and times: reading all
     of them takes longer than a kernel has."""
     digest = hashlib.sha256(os.uname().machine.encode())
-    for entry in sorted(os.scandir(_places.SOURCES), key=lambda one: one.name):
+    for entry in sorted(os.scandir(_paths.SOURCES), key=lambda one: one.name):
         found = entry.stat()
         digest.update(f"{entry.path} {found.st_size} {found.st_mtime_ns}\n".encode())
     return compiled.default_cache_dir() / f"ready-{digest.hexdigest()[:16]}"

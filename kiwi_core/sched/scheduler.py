@@ -16,8 +16,14 @@ from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.policy import DEFAULT, make
-from kiwi_core.sched.rules import arrivals, hints, kept_out, observations, outcomes
-from kiwi_core.sched.rules import immovable as fixed
+from kiwi_core.sched.rules import (
+    arrivals,
+    hints,
+    kept_out,
+    observations,
+    outcomes,
+    unguarded_and_stopped,
+)
 from kiwi_core.sched.rules.settle import settle
 from kiwi_core.sched.snapshot import holders_told, queue_told, snapshot, state_of
 from kiwi_core.states import AntiThrash, Residency, SessionState
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 _HANDLERS = {
     **arrivals.HANDLERS,
-    **fixed.HANDLERS,
+    **unguarded_and_stopped.HANDLERS,
     **kept_out.HANDLERS,
     **outcomes.HANDLERS,
     **observations.HANDLERS,

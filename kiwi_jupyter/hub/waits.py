@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.request import urlopen
 
 from kiwi_core import config
-from kiwi_core.client import discover, placing
+from kiwi_core.client import discover, gpu_placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class Place:
 
 def waits_of_this_machine(socket_dir: Path | None = None) -> list[Place]:
     """Return the GPUs of the hub's own machine: for spawners that start servers there."""
-    gpus = placing.statuses(discover(socket_dir or config.socket_dir()), WITHIN_S)
+    gpus = gpu_placement.statuses(discover(socket_dir or config.socket_dir()), WITHIN_S)
     return [
         Place(
             gpu.uuid,

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_core.client.waiting import FULL_AGAIN_S
+from kiwi_core.client.patience import FULL_AGAIN_S
 from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_jupyter.kernel.display import WaitingLine, on_no_screen, screens_for
 from kiwi_jupyter.kernel.leftovers import Before

@@ -203,7 +203,7 @@ class KernelSession:
         """Wait for a daemon that was here: it may be restarting at this moment, and whoever touches
         the GPU now does so without it, or without its emulated driver. ``None`` if there was none,
         or it has not come; it is not waited for again."""
-        from kiwi_core.client.waiting import REVIVED_WITHIN_S, await_return
+        from kiwi_core.client.patience import REVIVED_WITHIN_S, await_return
 
         within_s = self._config.daemon_grace_s
         if self._may_start_here():
@@ -288,7 +288,7 @@ class KernelSession:
 
     def _revive(self, path: Path) -> None:
         from kiwi_core.client.autostart import autostart
-        from kiwi_core.client.waiting import REVIVED_WITHIN_S
+        from kiwi_core.client.patience import REVIVED_WITHIN_S
 
         time.sleep(REVIVED_WITHIN_S)
         client = self._client

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
-from kiwi_core.client import placing
+from kiwi_core.client import gpu_placement
 from kiwi_core.client.own_gpus import own_sockets
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ class Placer:
     """``socket_dir`` is where the daemons' sockets are (``None``: the default place). Any thread
     may call; daemons get ``within_s`` seconds to answer."""
 
-    def __init__(self, socket_dir: Path | None = None, within_s: float = placing.WITHIN_S) -> None:
+    def __init__(
+        self, socket_dir: Path | None = None, within_s: float = gpu_placement.WITHIN_S
+    ) -> None:
         self.socket_dir = socket_dir
         self._within_s = within_s
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ class Placer:
         return gpu.uuid
 
     def _choose(self, directory: Path, kernel_id: str) -> GpuStatus | None:
-        return placing.place(own_sockets(directory), kernel_id, within_s=self._within_s)
+        return gpu_placement.place(own_sockets(directory), kernel_id, within_s=self._within_s)
 
     async def ended(self, kernel_id: str) -> None:
         """Take note that kernel ``kernel_id`` is no more: nobody expects it any longer."""
@@ -61,7 +63,7 @@ class Placer:
         with self._lock:
             socket = self._placed.pop(kernel_id, None)
         if socket is not None:
-            placing.expect(socket, kernel_id, 0)
+            gpu_placement.expect(socket, kernel_id, 0)
 
 
 def is_chosen(env: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ from cli_process import PATIENCE_S, finish
 from scripted_daemon import eventually
 
 from kiwi_core.cli import child, exits, run
-from kiwi_core.cli.waiting import WaitingLine, sentence
+from kiwi_core.cli.wait_line import WaitingLine, sentence
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import (
     Acquire,

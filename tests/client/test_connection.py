@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.client import Client
-from kiwi_core.client.link import DaemonSocket, welcomed
-from kiwi_core.client.waiting import Patience
+from kiwi_core.client.daemon_socket import DaemonSocket, welcomed
+from kiwi_core.client.patience import Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.wire.framing import encode
@@ -750,7 +750,7 @@ def test_a_superseded_client_does_not_fight(daemon: ScriptedDaemon, client: Clie
 def test_a_daemon_that_does_not_read_is_left(
     daemon: ScriptedDaemon, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_core.client.link._SEND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kiwi_core.client.daemon_socket._SEND_TIMEOUT_S", 0.2)
     client = make_client()
     client.connect()
     stuck = threading.Event()

@@ -23,8 +23,8 @@ from unprivileged import (
 from kiwi_core import peer_limits as limits
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.message_turns import MessageTurns
 from kiwi_core.daemon.base.shares import Share, Shares
-from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.peer_limits import PEER_LIMITS, RESERVE, PeerLimit, fitted
 from kiwi_core.units import MIB
 
@@ -153,7 +153,7 @@ class Deaf:
 def test_answers_that_nobody_reads_are_held_for_each_user_up_to_the_share() -> None:
     async def run() -> None:
         shares, receiver = Shares(), Deaf()
-        turns, share = Turns(shares), shares[limits.OUTBOX_BYTES]
+        turns, share = MessageTurns(shares), shares[limits.OUTBOX_BYTES]
         line = b"x" * MIB
         most = share.limit.per_user // len(line) + 10
         pairs = [socket.socketpair() for _ in range(most)]

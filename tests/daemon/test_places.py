@@ -13,9 +13,9 @@ import pytest
 from kiwi_core.daemon.base.address import Address
 from kiwi_core.daemon.base.admission import Admission, Door
 from kiwi_core.daemon.base.directories import prepare_directory
+from kiwi_core.daemon.base.message_turns import MessageTurns
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.sockets import SOCKET_PATH_MAX, OneDaemonLock, answers, listen
-from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.errors import CallerError
 
 
@@ -102,7 +102,7 @@ async def _asked_for_and_closed(path: Path, turns: int) -> None:
     lock = OneDaemonLock(path.with_suffix(".lock"))
     assert lock.try_acquire()
     shares = Shares.of_this_process(os.getuid())
-    admission = Admission(shares, Turns(shares))
+    admission = Admission(shares, MessageTurns(shares))
     address = Address(
         path, lock, lambda sock: Door(sock, admission, pytest.fail),
         restored=lambda: None, taken=pytest.fail,

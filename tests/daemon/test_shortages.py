@@ -16,8 +16,8 @@ from talker import Talker
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.message_turns import MessageTurns
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.links.links import Links
 from kiwi_core.daemon.roster.registry import SessionRegistry
 from kiwi_core.errors import PeerError, is_full
@@ -56,7 +56,7 @@ def last_word(what: Callable[[], object]) -> Error:
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
-            turns = Turns(Shares())
+            turns = MessageTurns(Shares())
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(Stumbling(what), DEFAULTS, turns), ours
             )

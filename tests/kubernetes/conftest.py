@@ -12,7 +12,7 @@ from daemon import running_daemon
 from kubernetes_node import REPLICAS, running_node
 from leftovers import nothing_left
 
-from kiwi_core.client import placing
+from kiwi_core.client import gpu_placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def forget_pods(node: Node) -> None:
     """The daemons would expect the programs of this test's pods in the next test."""
     for kubelet in node.kubelets:
         for place in kubelet.used:
-            placing.expect(node.sockets / f"{place.split('::')[0]}.sock", place, 0)
+            gpu_placement.expect(node.sockets / f"{place.split('::')[0]}.sock", place, 0)
 
 
 @pytest.fixture

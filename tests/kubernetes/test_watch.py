@@ -13,7 +13,7 @@ from msgspec import structs
 
 from kiwi_core import emulator
 from kiwi_core.kubernetes.watch import GRACE_S, MPS_EVERY_S, NO_ANSWER, Watch
-from kiwi_core.pager.checkpoint import fitness
+from kiwi_core.pager.checkpoint import unmovable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_daemon_has_a_moment_to_come_back(watch: Watch, clock: Clock) -> None:
 
 
 def test_a_gpu_with_mig_is_not_offered(watch: Watch, clock: Clock) -> None:
-    mig = structs.replace(B, errors=[f"{fitness.MIG} Who fits runs; the others wait."])
+    mig = structs.replace(B, errors=[f"{unmovable.MIG} Who fits runs; the others wait."])
     watch.take([A, mig])
     assert watch.why_not["GPU-0"] == ""
     assert "nvidia-smi -mig 0" in watch.why_not["GPU-1"]
@@ -102,4 +102,4 @@ def test_a_real_daemon_of_a_gpu_with_mig(monkeypatch: pytest.MonkeyPatch) -> Non
         status = daemon.wait_for(lambda s: s.daemon_pid != killed and s, "a daemon that sees it")
         watch = Watch(daemon.directory, daemon.directory)
         assert asyncio.run(watch.look()) == []
-        assert watch.why_not[status.uuid].startswith(fitness.MIG.sentence)
+        assert watch.why_not[status.uuid].startswith(unmovable.MIG.sentence)

@@ -22,9 +22,9 @@ from cuda_program import CudaProgram
 from kiwi_core import emulator
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.movers.errors import Busy, Hung
 from kiwi_core.movers.pool import Movers
-from kiwi_core.movers.remote import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.units import MIB
 
 HANGS_S = 1.0

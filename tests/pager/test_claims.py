@@ -16,8 +16,8 @@ from cuda_program import CudaProgram
 
 from kiwi_core import emulator
 from kiwi_core.gpu import processes
+from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu
 from kiwi_core.movers.pool import Movers
-from kiwi_core.movers.remote import RemoteDriver, RemoteGpu
 from kiwi_core.pager.api import Lost, Moved, Refused, Target
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.states import Reason

@@ -9,7 +9,7 @@ from simulated_world import BYTES_PER_S, CONFIG, FIXED_NS, JITTER_NS, TOTAL_BYTE
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.policy import TurnSettings
-from kiwi_core.sched.rules.immovable import CANNOT_BE_HELD
+from kiwi_core.sched.rules.unguarded_and_stopped import CANNOT_BE_HELD
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
 

@@ -30,7 +30,7 @@ from simulated_world import (
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.memory import RESIDENT
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
-from kiwi_core.sched.rules.immovable import must_stay
+from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.units import NS_PER_S, OpId, SessionId
 

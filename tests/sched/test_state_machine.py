@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.policy import names
-from kiwi_core.sched.rules.immovable import CANNOT_BE_HELD
+from kiwi_core.sched.rules.unguarded_and_stopped import CANNOT_BE_HELD
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, Priority, Reason, Residency
 from kiwi_core.units import GIB, NS_PER_S

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.message_turns import MessageTurns
 from kiwi_core.daemon.base.peers import process_of
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.links.links import Links
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Target
@@ -53,7 +53,7 @@ class LinkServer:
 
     @classmethod
     async def serve(cls, path: str, gpu_bytes: int) -> LinkServer:
-        server, turns = cls(gpu_bytes), Turns(Shares())
+        server, turns = cls(gpu_bytes), MessageTurns(Shares())
         await asyncio.get_running_loop().create_unix_server(
             lambda: Connection(server, DEFAULTS, turns), path=path
         )

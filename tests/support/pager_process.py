@@ -27,7 +27,7 @@ import dataclasses
 from blocking import Blocking, Loop
 from kiwi_core.config import DEFAULTS
 from kiwi_core.movers.pool import Movers
-from kiwi_core.movers.remote import RemoteDriver, RemoteGpu, gpus
+from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
 from kiwi_core.pager.checkpoint.pager import CheckpointPager

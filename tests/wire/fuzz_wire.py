@@ -34,8 +34,8 @@ import structlog
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.connection import Connection
 from kiwi_core.daemon.base.connections import Connections
+from kiwi_core.daemon.base.message_turns import MessageTurns
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.router import Router
 from kiwi_core.daemon.sessions.requests import SessionWish
 from kiwi_core.errors import CallerError
@@ -205,7 +205,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         answers: Any = Answers()
         router.reporter, router.metrics = answers, answers
         router.usage = anything
-        connection = Connection(router, DEFAULTS, Turns(shares))
+        connection = Connection(router, DEFAULTS, MessageTurns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]
         transport.choke = connection.pause_writing
         for piece in _pieces(data, cuts):

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.message_turns import MessageTurns
     from kiwi_core.daemon.base.peers import Peer
     from kiwi_core.daemon.base.shares import Shares
-    from kiwi_core.daemon.base.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class Admission:
     """Counts the connections of each user. Call ``enter`` first, then ``connected``, ``greeted``
     once the hello has come, and ``left`` at the end."""
 
-    def __init__(self, shares: Shares, turns: Turns) -> None:
+    def __init__(self, shares: Shares, turns: MessageTurns) -> None:
         self._shares = shares
         self._turns = turns
         self._silent: dict[int, dict[Connection, int]] = {}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import socket
 
     from kiwi_core.config import Config
-    from kiwi_core.daemon.base.turns import Turns
+    from kiwi_core.daemon.base.message_turns import MessageTurns
     from kiwi_core.wire.messages import ClientMessage, DaemonMessage
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ _TOO_MUCH: Final = PeerError(
 class Connection(asyncio.Protocol):
     """A peer's connection. ``peer`` is known from ``connection_made`` on."""
 
-    def __init__(self, receiver: Receiver, config: Config, turns: Turns) -> None:
+    def __init__(self, receiver: Receiver, config: Config, turns: MessageTurns) -> None:
         self._receiver = receiver
         self._config = config
         self._turns = turns
@@ -270,7 +270,7 @@ class _Held:
 
     __slots__ = ("_bytes", "_share")
 
-    def __init__(self, turns: Turns, name: str) -> None:
+    def __init__(self, turns: MessageTurns, name: str) -> None:
         self._share = turns.shares[name]
         self._bytes = 0
 

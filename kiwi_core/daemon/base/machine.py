@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kiwi_core.errors import CallerError
+from kiwi_core.movers.driver_calls import RemoteGpu, gpus
 from kiwi_core.movers.pool import Movers
-from kiwi_core.movers.remote import RemoteGpu, gpus
-from kiwi_core.pager.checkpoint.fitness import MIG, unfit, unreached
+from kiwi_core.pager.checkpoint.unmovable import MIG, unfit, unreached
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.checkpoint.fitness import Unfit
+    from kiwi_core.pager.checkpoint.unmovable import Unfit
     from kiwi_core.pager.linked import Links
 
 

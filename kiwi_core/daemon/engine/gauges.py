@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from kiwi_core.daemon.base.peers import Peer, Rights
-    from kiwi_core.movers.remote import RemoteGpu
+    from kiwi_core.movers.driver_calls import RemoteGpu
     from kiwi_core.pager.api import ProcessRef
     from kiwi_core.units import SessionId
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.checkpoint.fitness import RestoreFailures, Unmovable
     from kiwi_core.pager.checkpoint.ports import Driver, Gpu
     from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
     from kiwi_core.pager.checkpoint.survey import Member, Survey
+    from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 
 _ROUNDS_MAX: Final = 8
 """Looks for processes that started while others were being locked. A locked parent starts few."""

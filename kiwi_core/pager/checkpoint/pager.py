@@ -16,13 +16,13 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Observation, ProcessMemory, worst
-from kiwi_core.pager.checkpoint.fitness import RestoreFailures, Unmovable
 from kiwi_core.pager.checkpoint.holding import FREE, Parts, stopped
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
 from kiwi_core.pager.checkpoint.stopped import has_driver, why_stopped
 from kiwi_core.pager.checkpoint.survey import Survey, UsageMeter
 from kiwi_core.pager.checkpoint.transaction import Transaction
+from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
-    from kiwi_core.pager.checkpoint.fitness import Unfit
     from kiwi_core.pager.checkpoint.ports import Driver, Gpu
     from kiwi_core.pager.checkpoint.survey import DeviceUsage, Member
+    from kiwi_core.pager.checkpoint.unmovable import Unfit
 
 _RESIDENCY = {
     CheckpointState.RUNNING: Residency.RESIDENT,

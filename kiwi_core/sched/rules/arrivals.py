@@ -10,8 +10,8 @@ from kiwi_core.sched.model.operations import PAGING_OUT
 from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING
 from kiwi_core.sched.rules import bursts, growth, kept_out, orders
-from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.outcomes import mark_lost
+from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
 from kiwi_core.states import Notice, Priority
 from kiwi_core.units import format_bytes
 

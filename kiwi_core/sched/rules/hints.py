@@ -15,8 +15,8 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT
 from kiwi_core.sched.model.turn import NOTHING
 from kiwi_core.sched.rules import orders
-from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.room import is_residue
+from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED
 from kiwi_core.sched.model.operations import PAGING_OUT, SUSPENDING
 from kiwi_core.sched.model.turn import QUEUED, RUNNING
 from kiwi_core.sched.rules import bursts, orders
-from kiwi_core.sched.rules.immovable import must_stay
+from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
 
 if TYPE_CHECKING:
     from collections.abc import Callable

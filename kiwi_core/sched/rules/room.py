@@ -11,7 +11,7 @@ from kiwi_core.sched.model.memory import LOST, PAGED_OUT
 from kiwi_core.sched.model.operations import PAGING_OUT
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import orders
-from kiwi_core.sched.rules.immovable import must_stay, why_it_stays
+from kiwi_core.sched.rules.unguarded_and_stopped import must_stay, why_it_stays
 from kiwi_core.states import Notice
 from kiwi_core.units import format_bytes
 
@@ -50,7 +50,7 @@ class VictimSurvey:
     """System RAM that the victims may take."""
     refusing: Session | None = None
     staying: Session | None = None
-    """A session whose memory must stay (``immovable.must_stay``)."""
+    """A session whose memory must stay (``unguarded_and_stopped.must_stay``)."""
     over_budget: Session | None = None
     """A session whose memory system RAM cannot take."""
 

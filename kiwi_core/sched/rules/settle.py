@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.memory import SUSPENDED
 from kiwi_core.sched.model.turn import RUNNING
-from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders, turns
-from kiwi_core.sched.rules import immovable as fixed
+from kiwi_core.sched.rules import (
+    bursts,
+    growth,
+    hints,
+    kept_out,
+    orders,
+    turns,
+    unguarded_and_stopped,
+)
 from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ def settle(st: State) -> None:
     _choose_mode(st)
     if st.queue:
         if st.stopped:
-            fixed.leave_those_that_stand(st)
+            unguarded_and_stopped.leave_those_that_stand(st)
         turns.admit(st)
     if st.runners:
         turns.shelter(st)

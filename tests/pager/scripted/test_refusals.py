@@ -11,8 +11,8 @@ from scripted_machine import LOCKED, OUT, RUNNING, TARGET, Machine, new_pager, o
 from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.checkpoint import moving, ports
-from kiwi_core.pager.checkpoint.fitness import Kind, Unfit
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.checkpoint.unmovable import Kind, Unfit
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import GIB, MIB
 

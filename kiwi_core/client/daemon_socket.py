@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.client.directory import is_trusted, peer_of
-from kiwi_core.client.waiting import SLICE_S, Patience
+from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.framing import FrameReader, decode_daemon, encode

@@ -16,7 +16,7 @@ from daemon import PATIENCE_S, Daemon, running_daemon, wait_until
 from leftovers import nothing_left
 from made_up_status import gpu, session
 
-from kiwi_core.client import Client, discover, placing
+from kiwi_core.client import Client, discover, gpu_placement
 from kiwi_core.config import PLACING_LOCK
 from kiwi_core.errors import PeerError
 from kiwi_core.states import SessionState
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def best(*gpus: GpuStatus) -> int:
-    return min(gpus, key=placing.rank).index
+    return min(gpus, key=gpu_placement.rank).index
 
 
 def test_the_shortest_wait_wins() -> None:
@@ -58,7 +58,7 @@ def test_equal_waits_are_decided_by_sessions_then_memory_then_index() -> None:
 def test_an_emulated_gpu_does_not_hide_a_real_one(emulated: tuple[bool, bool], index: int) -> None:
     first = gpu(0, wait_s=9.0, emulated=emulated[0])
     second = gpu(1, wait_s=0.0, emulated=emulated[1])
-    assert best(*placing._usable([first, second])) == index
+    assert best(*gpu_placement._usable([first, second])) == index
 
 
 # --- beside real daemons ------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 
 
 def placed(daemon: Daemon, key: str) -> int:
-    chosen = placing.place(discover(daemon.directory), key, within_s=PATIENCE_S)
+    chosen = gpu_placement.place(discover(daemon.directory), key, within_s=PATIENCE_S)
     assert chosen is not None
     return chosen.index
 
@@ -83,9 +83,10 @@ def watching(daemon: Daemon, index: int) -> Client:
 def test_eight_programs_that_start_at_once_spread(daemon: Daemon) -> None:
     """Each asks from a process of its own, as servers of different users do."""
     script = (
-        "import sys; from pathlib import Path; from kiwi_core.client import discover, placing;"
+        "import sys; from pathlib import Path;"
+        "from kiwi_core.client import discover, gpu_placement;"
         "sys.stdin.read(1);"
-        "print(placing.place(discover(Path(sys.argv[1])), sys.argv[2], within_s=60).index)"
+        "print(gpu_placement.place(discover(Path(sys.argv[1])), sys.argv[2], within_s=60).index)"
     )
     programs = [
         subprocess.Popen(
@@ -117,16 +118,16 @@ def test_a_session_that_joins_is_not_expected_any_more(daemon: Daemon) -> None:
 
 def test_an_expectation_can_be_taken_back_and_renewed(daemon: Daemon) -> None:
     path = daemon.directory / f"{daemon.status(0).uuid}.sock"
-    placing.expect(path, "a", 60)
-    placing.expect(path, "a", 60)
+    gpu_placement.expect(path, "a", 60)
+    gpu_placement.expect(path, "a", 60)
     assert daemon.status(0).expected == 1
-    placing.expect(path, "a", 0)
+    gpu_placement.expect(path, "a", 0)
     assert daemon.status(0).expected == 0
 
 
 def test_an_expectation_lapses(daemon: Daemon) -> None:
     path = daemon.directory / f"{daemon.status(0).uuid}.sock"
-    placing.expect(path, "a", 0.2)
+    gpu_placement.expect(path, "a", 0.2)
     wait_until(lambda: daemon.status(0).expected == 0, "the end of the expectation")
 
 
@@ -153,14 +154,14 @@ def test_who_cannot_get_the_lock_is_placed_all_the_same(daemon: Daemon) -> None:
     lock = os.open(daemon.directory / PLACING_LOCK, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        chosen = placing.place(discover(daemon.directory), "a", within_s=2.0)
+        chosen = gpu_placement.place(discover(daemon.directory), "a", within_s=2.0)
         assert chosen is not None
     finally:
         os.close(lock)
 
 
 def test_one_gpu_is_no_choice(tmp_path: Path) -> None:
-    assert placing.place(discover(tmp_path / "nowhere"), "a") is None
+    assert gpu_placement.place(discover(tmp_path / "nowhere"), "a") is None
 
 
 def test_a_daemon_that_hangs_holds_up_nobody(daemon: Daemon) -> None:
@@ -168,6 +169,6 @@ def test_a_daemon_that_hangs_holds_up_nobody(daemon: Daemon) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(daemon.directory / "GPU-zzz.sock"))
         silent.listen()
-        chosen = placing.place(discover(daemon.directory), "a", within_s=3.0)
+        chosen = gpu_placement.place(discover(daemon.directory), "a", within_s=3.0)
         assert chosen is not None
         assert chosen.index == 0

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from kiwi_core.daemon.base.message_turns import REQUEST_NS, MessageTurns
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.base.turns import REQUEST_NS, Turns
 from kiwi_core.peer_limits import REQUESTS
 from kiwi_core.units import NS_PER_S
 
@@ -22,7 +22,7 @@ CPU_NS = NS_PER_S // 2
 class OneMessage:
     """A connection with one message, which takes what ``handle`` takes."""
 
-    def __init__(self, turns: Turns, handle: Callable[[], None]) -> None:
+    def __init__(self, turns: MessageTurns, handle: Callable[[], None]) -> None:
         self.account, self.bucket = turns.account(UID), turns.bucket()
         self._handle = handle
         self._left = 1
@@ -43,7 +43,7 @@ def requests_charged(handle: Callable[[], None]) -> float:
     """How many requests a message is charged that takes what ``handle`` takes."""
 
     async def run() -> float:
-        turns = Turns(Shares())
+        turns = MessageTurns(Shares())
         talker = OneMessage(turns, handle)
         turns.line_up(talker)
         await talker.handled.wait()

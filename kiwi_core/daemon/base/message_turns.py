@@ -5,8 +5,8 @@ this kind, and the check takes a microsecond. Others wait in line. The line is s
 millisecond, one user after another, and the event loop handles everything else between two slices:
 a newcomer waits for a slice or two, whatever a flood is made of.
 
-Each user and each connection has a stock of requests (``Bucket``). A connection whose stock is used
-up is not read for a while: the kernel then holds the client back, and nothing is lost.
+Each user and each connection has a stock of requests (``TokenBucket``). A connection whose stock is
+used up is not read for a while: the kernel then holds the client back, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ACCOUNTS_MAX: Final = 1024
 """Users without a connection whose stock is remembered until it is full again."""
 
 
-class Bucket:
+class TokenBucket:
     """A stock of requests that refills with time. It may be overdrawn by one request."""
 
     __slots__ = ("_at_ns", "_level", "_most", "_per_ns")
@@ -82,8 +82,8 @@ class Bucket:
 class Talker(Protocol):
     """A connection, as this module sees it."""
 
-    account: Account
-    bucket: Bucket
+    account: UserTurns
+    bucket: TokenBucket
 
     def ready(self) -> bool:
         """Return whether it has a message to handle, and may be answered."""
@@ -98,12 +98,12 @@ class Talker(Protocol):
         ...
 
 
-class Account:
+class UserTurns:
     """A user. ``waiting`` are the connections that share the user's turn, in order."""
 
     __slots__ = ("arrivals", "bucket", "connections", "in_line", "spent_ns", "uid", "waiting")
 
-    def __init__(self, uid: int, requests: Bucket, arrivals: Bucket) -> None:
+    def __init__(self, uid: int, requests: TokenBucket, arrivals: TokenBucket) -> None:
         self.uid = uid
         self.bucket = requests
         self.arrivals = arrivals
@@ -115,7 +115,7 @@ class Account:
         """Time spent on this user in this round of the loop."""
 
 
-class Turns:
+class MessageTurns:
     """The line of users. Runs in the loop's thread. Every message passes ``now`` and ``paid``."""
 
     def __init__(self, shares: Shares) -> None:
@@ -124,28 +124,28 @@ class Turns:
         self._limit: PeerLimit = self._requests.limit
         self._arrivals: PeerLimit = shares[ARRIVALS].limit
         self._loop = asyncio.get_running_loop()
-        self._accounts: dict[int, Account] = {}
-        self._line: deque[Account] = deque()
+        self._accounts: dict[int, UserTurns] = {}
+        self._line: deque[UserTurns] = deque()
         self._serving = False
-        self._spenders: list[Account] = []
+        self._spenders: list[UserTurns] = []
         self._spent_ns = 0
 
     # --- users ----------------------------------------------------------------------------------
 
-    def account(self, uid: int) -> Account:
+    def account(self, uid: int) -> UserTurns:
         found = self._accounts.get(uid)
         if found is None:
             if len(self._accounts) >= ACCOUNTS_MAX:
                 self._forget()
-            requests = Bucket(self._limit.per_user, self._limit.per_s)
-            arrivals = Bucket(self._arrivals.per_user, self._arrivals.per_s)
-            found = self._accounts[uid] = Account(uid, requests, arrivals)
+            requests = TokenBucket(self._limit.per_user, self._limit.per_s)
+            arrivals = TokenBucket(self._arrivals.per_user, self._arrivals.per_s)
+            found = self._accounts[uid] = UserTurns(uid, requests, arrivals)
         return found
 
-    def bucket(self) -> Bucket:
+    def bucket(self) -> TokenBucket:
         """Return the stock of a new connection."""
         per_s = self._limit.per_s // CONNECTION_PART
-        return Bucket(self._limit.per_user // CONNECTION_PART, per_s)
+        return TokenBucket(self._limit.per_user // CONNECTION_PART, per_s)
 
     def _forget(self) -> None:
         """Forget users who have gone, once their stock is full: coming again must not refill it."""
@@ -201,7 +201,7 @@ class Turns:
         if not account.in_line:
             self._join(account)
 
-    def _join(self, account: Account) -> None:
+    def _join(self, account: UserTurns) -> None:
         account.in_line = True
         self._line.append(account)
         if not self._serving:
@@ -223,7 +223,7 @@ class Turns:
         if self._serving:
             self._loop.call_soon(self._serve)
 
-    def _turn(self, account: Account) -> int:
+    def _turn(self, account: UserTurns) -> int:
         """Serve one user, a message of each connection in rotation. Return the time now."""
         now_ns = time.monotonic_ns()
         ends_ns = now_ns + SLICE_NS
@@ -236,7 +236,7 @@ class Turns:
             now_ns = self._one(account, account.waiting.popleft(), now_ns)
         return now_ns
 
-    def _one(self, account: Account, talker: Talker, now_ns: int) -> int:
+    def _one(self, account: UserTurns, talker: Talker, now_ns: int) -> int:
         if not talker.ready():
             talker.caught_up()
             return now_ns
