@@ -34,7 +34,7 @@ from kiwi_core.sched.policy.registry import POLICIES
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.mixes import MIXES, generate
-from kiwi_core.simulate.model import GB, Machine, Setup
+from kiwi_core.simulate.model import GB, Setup, SimulatedMachine
 from kiwi_core.units import GIB, NS_PER_S, TIB, SessionId, ns_to_seconds
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ Key = tuple[str, str, float]
 
 def watched(key: Key, seed: int, hours: float, every_ns: int = 0) -> Watched:
     mix, policy, gbps = key
-    machine = Machine(out_bytes_per_s=gbps * GB, in_bytes_per_s=gbps * GB)
+    machine = SimulatedMachine(out_bytes_per_s=gbps * GB, in_bytes_per_s=gbps * GB)
     trace = generate(mix, hours=hours, seed=seed)
     simulation = Watched(trace, machine, Setup(policy=policy), seed=seed)
     simulation.every_ns = every_ns

@@ -25,7 +25,7 @@ from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.fleet import Plan, Work, run
 from kiwi_core.simulate.measure import summarise
 from kiwi_core.simulate.mixes import MIXES, generate
-from kiwi_core.simulate.model import GB, Machine, Setup
+from kiwi_core.simulate.model import GB, Setup, SimulatedMachine
 from kiwi_core.simulate.policies import NAMES
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
 from kiwi_core.units import GIB, NS_PER_S, ns_to_seconds
@@ -49,8 +49,8 @@ def wait_limit(mix: str, gbps: float) -> float:
     return 0.35 if mix == "6+1" else 0.25
 
 
-def machine(gbps: float) -> Machine:
-    return Machine(out_bytes_per_s=gbps * GB, in_bytes_per_s=gbps * GB)
+def machine(gbps: float) -> SimulatedMachine:
+    return SimulatedMachine(out_bytes_per_s=gbps * GB, in_bytes_per_s=gbps * GB)
 
 
 def summaries(seeds: int, hours: float, jobs: int) -> dict[tuple[str, float, str], Summary]:
@@ -78,7 +78,9 @@ def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
     found = {}
     for mix in MIXES:
         traces = [
-            generate(mix, hours=hours, seed=FIRST_SEED + n, total_bytes=Machine().total_bytes)
+            generate(
+                mix, hours=hours, seed=FIRST_SEED + n, total_bytes=SimulatedMachine().total_bytes
+            )
             for n in range(seeds)
         ]
         cells = (cell for trace in traces for one in trace.sessions for cell in one.cells)
@@ -95,7 +97,7 @@ def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
     return found
 
 
-def _swap_ns(where: Machine, size_bytes: int) -> int:
+def _swap_ns(where: SimulatedMachine, size_bytes: int) -> int:
     slowest = 1.0 - where.noise
     ways = (where.out_bytes_per_s, where.in_bytes_per_s)
     return sum(int(size_bytes * NS_PER_S / (speed * slowest)) + where.swap_fixed_ns

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.fleet import Plan, Work, run
 from kiwi_core.simulate.mixes import MIXES, generate
-from kiwi_core.simulate.model import Machine, Setup
+from kiwi_core.simulate.model import Setup, SimulatedMachine
 from kiwi_core.simulate.policies import NAMES
 from kiwi_core.units import NS_PER_S, TIB
 
@@ -64,7 +64,7 @@ class Timed(Simulation):
 def curve(policy: str, sessions: int, events: int) -> dict[str, float]:
     work = generate("heavy", hours=3.0, sessions=sessions, seed=1)
     at_once = tuple(replace(session, starts_ns=0) for session in work.sessions)
-    machine = Machine(host_budget_bytes=1000 * TIB)
+    machine = SimulatedMachine(host_budget_bytes=1000 * TIB)
     setup = Setup(policy=policy, tq_ns=2 * NS_PER_S)
     simulation = Timed(replace(work, sessions=at_once), machine, setup)
     simulation.prepare()

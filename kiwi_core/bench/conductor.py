@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kiwi_core import __version__, config
 from kiwi_core.bench import machine, plan
-from kiwi_core.bench.process import Worker
+from kiwi_core.bench.process import BenchWorker
 from kiwi_core.bench.results import Left, Limit, Report
 from kiwi_core.bench.work.stage import LOG
 from kiwi_core.errors import CallerError, KiwiError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.bench.backends import Backend
     from kiwi_core.bench.machine import Numa, PcieLink
-    from kiwi_core.bench.plan import FreeMemory, Patience
+    from kiwi_core.bench.plan import FreeMemory, TimeLimits
     from kiwi_core.bench.results import Row
 
 ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -52,7 +52,7 @@ class BenchOptions(NamedTuple):
     beside_others: bool = False
 
 
-class Listener(Protocol):
+class BenchListener(Protocol):
     """Gets the progress; the command line shows it."""
 
     def begins(self, bench: Bench) -> None:
@@ -66,15 +66,15 @@ class Listener(Protocol):
 class Bench:
     """One run: the place of its processes, what it may use, and its results so far."""
 
-    listener: Listener
+    listener: BenchListener
     options: BenchOptions
     directory: Path
-    stage: Worker
+    stage: BenchWorker
     env: dict[str, str]
     gpu: GpuInfo
     room: FreeMemory
     others: int
-    patience: Patience
+    patience: TimeLimits
     began_s: float
     numa: Numa | None = None
     link: PcieLink | None = None
@@ -89,9 +89,9 @@ class Bench:
     def left_s(self) -> float:
         return self.began_s + self.patience.total_s - _ENDING_S - time.monotonic()
 
-    def worker(self, role: str, env: Mapping[str, str] | None = None) -> Worker:
+    def worker(self, role: str, env: Mapping[str, str] | None = None) -> BenchWorker:
         """Start a process that sees only this GPU. The caller closes it."""
-        return Worker(role, self.env | dict(env or {}), self.directory / LOG)
+        return BenchWorker(role, self.env | dict(env or {}), self.directory / LOG)
 
     @contextmanager
     def step(self, name: str, title: str, needs_s: float = 1.0) -> Iterator[None]:
@@ -122,7 +122,7 @@ class Bench:
         return None
 
 
-def run(options: BenchOptions, backends: Sequence[Backend], listener: Listener) -> Report:
+def run(options: BenchOptions, backends: Sequence[Backend], listener: BenchListener) -> Report:
     """Run the whole bench. Raises ``KiwiError`` if nothing can be measured. Every process that was
     started ends, also after an error."""
     from kiwi_core.bench import distance, limits, remedies
@@ -156,10 +156,10 @@ def run(options: BenchOptions, backends: Sequence[Backend], listener: Listener) 
 # --- setting up ---------------------------------------------------------------------------------
 
 
-def _set_up(options: BenchOptions, listener: Listener, stack: ExitStack) -> Bench:
+def _set_up(options: BenchOptions, listener: BenchListener, stack: ExitStack) -> Bench:
     began_s = time.monotonic()
     env = {name: value for name, value in os.environ.items() if name not in _OURS}
-    stage = stack.enter_context(Worker("stage", env))
+    stage = stack.enter_context(BenchWorker("stage", env))
     directory = Path(stage.ask("directory"))
     if options.emulate is not None:
         listener.step("emulated driver")
@@ -167,7 +167,7 @@ def _set_up(options: BenchOptions, listener: Listener, stack: ExitStack) -> Benc
         args = {"sizes": options.emulate, "copy_bytes_per_s": options.copy_bytes_per_s}
         env |= stage.ask("emulate", 400.0, **args)
         began_s = time.monotonic()
-    with Worker("look", env, directory / LOG) as looker:
+    with BenchWorker("look", env, directory / LOG) as looker:
         listener.step("looking at the GPUs")
         gpu = _chosen(_gpus(looker), options.gpu)
         used = looker.ask("memory", uuid=gpu.uuid)
@@ -177,11 +177,11 @@ def _set_up(options: BenchOptions, listener: Listener, stack: ExitStack) -> Benc
     env |= {ENV_VISIBLE: gpu.uuid, config.ENV_SOCKET_DIR: str(directory)}
     return Bench(
         listener, options, directory, stage, env, gpu, room, others,
-        plan.EMULATED if options.emulate is not None else plan.Patience(), began_s,
+        plan.EMULATED if options.emulate is not None else plan.TimeLimits(), began_s,
     )  # fmt: skip
 
 
-def _gpus(looker: Worker) -> list[GpuInfo]:
+def _gpus(looker: BenchWorker) -> list[GpuInfo]:
     remedy = "Without a GPU: kiwi bench --emulate 1x512MiB (its speeds mean nothing)."
     try:
         found = [GpuInfo(**fields) for fields in looker.ask("gpus")]

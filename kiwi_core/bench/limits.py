@@ -10,7 +10,7 @@ from kiwi_core.bench.results import MICROSECONDS, Limit, speed_row, time_row
 
 if TYPE_CHECKING:
     from kiwi_core.bench.conductor import Bench
-    from kiwi_core.bench.process import Worker
+    from kiwi_core.bench.process import BenchWorker
 
 WAYS: Final = ("out", "in")
 _WARM_UP: Final = 1
@@ -29,7 +29,7 @@ def measure(bench: Bench) -> None:
             bench.add(time_row("driver_call", "calls", title, MICROSECONDS, seconds))
 
 
-def _open(bench: Bench, bus: Worker) -> None:
+def _open(bench: Bench, bus: BenchWorker) -> None:
     opened = bus.ask("open", uuid=bench.gpu.uuid)
     if bench.emulated:
         return  # its PCI address is made up
@@ -39,7 +39,7 @@ def _open(bench: Bench, bus: Worker) -> None:
     bench.link = machine.link(opened["pci_bus_id"])
 
 
-def _copies(bench: Bench, bus: Worker, size: int, *, pinned: bool) -> None:
+def _copies(bench: Bench, bus: BenchWorker, size: int, *, pinned: bool) -> None:
     kind, words = ("pinned", "pinned") if pinned else ("pageable", "ordinary (pageable)")
     with bench.step(kind, f"copies from and to {words} memory"):
         bus.ask("take", size_bytes=size, pinned=pinned)

@@ -16,7 +16,7 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from kiwi_core.bench.backends import Backend
     from kiwi_core.bench.conductor import Bench
-    from kiwi_core.bench.process import Worker
+    from kiwi_core.bench.process import BenchWorker
 
 MOVE_S: Final = 45.0
 """Time limit of one order that moves memory; by the planned sizes it takes seconds."""
@@ -68,7 +68,7 @@ def page(bench: Bench, backend: Backend, socket: str) -> Paged | None:
     return Paged(_s_per_byte(rounds, size), _size(first, "out", first_bytes) - first_bytes)
 
 
-def _why_not(bench: Bench, program: Worker, backend: Backend) -> str:
+def _why_not(bench: Bench, program: BenchWorker, backend: Backend) -> str:
     """Return why the daemon would not move ``program`` with ``backend``; empty if it would."""
     hold(bench, program, _LOOK_BYTES)
     said = program.ask("moved_by", wanted=backend.moved_by.value, limit_s=5.0)
@@ -78,7 +78,7 @@ def _why_not(bench: Bench, program: Worker, backend: Backend) -> str:
     return f"the daemon moves such a program by {said} here; kiwi doctor may say why"
 
 
-def hold(bench: Bench, program: Worker, size_bytes: int) -> int | None:
+def hold(bench: Bench, program: BenchWorker, size_bytes: int) -> int | None:
     """Let ``program``, which holds nothing, take ``size_bytes`` in a cell, and wait for pinned
     memory. Return how many bytes will go to pinned memory; ``None`` if the driver chooses."""
     limit_s = plan.pinning_s(size_bytes)
@@ -87,11 +87,11 @@ def hold(bench: Bench, program: Worker, size_bytes: int) -> int | None:
     return pinned
 
 
-def _drop(program: Worker) -> None:
+def _drop(program: BenchWorker) -> None:
     program.ask("last_cell", MOVE_S, timeout_s=CELL_S)
 
 
-def there_and_back(program: Worker) -> dict[str, Any]:
+def there_and_back(program: BenchWorker) -> dict[str, Any]:
     """Change every byte and move all out and in. Return ``bytes`` and ``seconds`` of ``out`` and
     ``in``. Raises ``GpuError`` if a byte is lost: then the speed does not matter."""
     program.ask("cell", MOVE_S, timeout_s=CELL_S, change=True)
@@ -176,7 +176,7 @@ def _switches(
     return changed
 
 
-def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
+def _crowd(bench: Bench, planned: plan.Switch, rest: BenchWorker, a: BenchWorker) -> None:
     """Take the GPU memory that A and B should not have, so that only one of them fits."""
     resident = a.ask("resident_bytes", limit_s=5.0)
     rest.ask("open", uuid=bench.gpu.uuid)
@@ -186,7 +186,7 @@ def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
         rest.ask("occupy", size_bytes=surplus)
 
 
-def one_switch(program: Worker) -> dict[str, Any]:
+def one_switch(program: BenchWorker) -> dict[str, Any]:
     """Run a cell while the other program idles and has the memory. Raises ``GpuError`` if nothing
     had to be moved for it."""
     done: dict[str, Any] = program.ask("cell", MOVE_S, timeout_s=CELL_S, change=True)

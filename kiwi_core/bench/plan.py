@@ -40,7 +40,7 @@ _BESIDE_SWITCHES: Final = 2.5
 
 
 @dataclass(frozen=True)
-class Patience:
+class TimeLimits:
     """Time limits. ``row_s``: one row of copies or calls; ``copy_s``: one copy; ``paging_s``:
     page-outs and page-ins of all backends; ``switch_s``: their switches; ``total_s``: everything,
     with starts and ends of processes."""
@@ -53,13 +53,13 @@ class Patience:
     rounds: int = 400
     """Number of leases."""
 
-    def shared(self, backends: int) -> Patience:
+    def shared(self, backends: int) -> TimeLimits:
         """Return the limits for each one of ``backends`` backends."""
         count = max(1, backends)
         return replace(self, paging_s=self.paging_s / count, switch_s=self.switch_s / count)
 
 
-EMULATED: Final = Patience(row_s=0.3, paging_s=2.0, switch_s=4.0, rounds=100)
+EMULATED: Final = TimeLimits(row_s=0.3, paging_s=2.0, switch_s=4.0, rounds=100)
 """For emulated GPUs. Their speeds mean nothing, so nobody should wait for them."""
 
 
@@ -108,7 +108,7 @@ def check(room: FreeMemory) -> None:
         )
 
 
-def copy_bytes(room: FreeMemory, bytes_per_s: float, patience: Patience) -> int:
+def copy_bytes(room: FreeMemory, bytes_per_s: float, patience: TimeLimits) -> int:
     """Return the size of one copy, which takes about ``copy_s``."""
     most = min(_COPY_MAX_BYTES, room.gpu_bytes // _PAIRS, room.host_bytes // _PAIRS)
     return max(_GRANULARITY, _whole(min(bytes_per_s * patience.copy_s, most)))
@@ -119,7 +119,7 @@ def first_paged_bytes(room: FreeMemory) -> int:
     return max(_GRANULARITY, _whole(min(_FIRST_PAGED_BYTES, _paged_most(room) / 2)))
 
 
-def paged_bytes(room: FreeMemory, round_trip_s_per_byte: float, patience: Patience) -> int:
+def paged_bytes(room: FreeMemory, round_trip_s_per_byte: float, patience: TimeLimits) -> int:
     fits = patience.paging_s / _PAGED_ROUNDS / round_trip_s_per_byte
     return max(first_paged_bytes(room), _whole(min(fits, _paged_most(room))))
 
@@ -148,7 +148,7 @@ class Switch:
 
 
 def switch(
-    room: FreeMemory, round_trip_s_per_byte: float, patience: Patience, context_bytes: int
+    room: FreeMemory, round_trip_s_per_byte: float, patience: TimeLimits, context_bytes: int
 ) -> Switch | str:
     """Return the plan, or why there is none. Programs are as large as the time allows for several
     switches. If two of that size would fit together, they are larger and switch less often."""

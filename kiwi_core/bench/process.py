@@ -25,7 +25,7 @@ _ENDS_WITHIN_S: Final = 120.0
 """More than any role takes to end."""
 
 
-class Worker:
+class BenchWorker:
     """A worker process, and a context manager that ends it. ``log`` gets its standard error, and is
     locked while it lives."""
 
@@ -49,7 +49,7 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> BenchWorker:
         return self
 
     def __exit__(self, *_exc: object) -> None:

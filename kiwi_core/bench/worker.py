@@ -26,7 +26,7 @@ ROLES: Final = {
 }
 
 
-class Role(Protocol):
+class WorkerRole(Protocol):
     ENDS_WITHIN_S: float
     """Time limit of ``close``; after that the process ends without it. In a process that is held or
     paged out, driver calls wait, and nobody may be left to bring it back."""
@@ -42,7 +42,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not look like an answer
     module, _, name = ROLES[sys.argv[1]].partition(":")
-    role: Role = getattr(import_module(module), name)()
+    role: WorkerRole = getattr(import_module(module), name)()
     try:
         for line in sys.stdin:
             print(json.dumps(_obey(role, json.loads(line))), file=answers, flush=True)
@@ -55,7 +55,7 @@ def main() -> int:
     os._exit(0)  # a thread that hangs in the driver must not keep the process
 
 
-def _obey(role: Role, order: dict[str, Any]) -> dict[str, Any]:
+def _obey(role: WorkerRole, order: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"value": getattr(role, order["call"])(**order["args"])}
     except KiwiError as error:

@@ -87,7 +87,7 @@ def observer(socket: Path) -> Client:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DaemonAnswer:
     """One daemon's status, or why there is none."""
 
     socket: Path
@@ -95,15 +95,15 @@ class Answer:
     error: KiwiError | None = None
 
 
-def ask_all(sockets: Sequence[Path]) -> Iterator[Answer]:
+def ask_all(sockets: Sequence[Path]) -> Iterator[DaemonAnswer]:
     """Yield each daemon's status, one after the other."""
     for socket in sockets:
         client = observer(socket)
         try:
             client.connect()
-            yield Answer(socket, client.status(CONNECT_TIMEOUT_S))
+            yield DaemonAnswer(socket, client.status(CONNECT_TIMEOUT_S))
         except KiwiError as error:
-            yield Answer(socket, None, error)
+            yield DaemonAnswer(socket, None, error)
         finally:
             client.close()
 

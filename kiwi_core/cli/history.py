@@ -21,7 +21,7 @@ _LOOKS = (MemoryObserved, DeadlinePassed, HostBudgetObserved)
 """Events that change no holder unless they cause an action, or a cell has left something behind."""
 
 
-class Span(Struct, frozen=True, kw_only=True):
+class HistorySpan(Struct, frozen=True, kw_only=True):
     """A time span in seconds since the journal's first event. ``to_s`` is the time of the last
     event if the span was still open at the end."""
 
@@ -38,7 +38,7 @@ class Move(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-class Run(Struct, kw_only=True):
+class HistoryRun(Struct, kw_only=True):
     """One daemon's run, as far as its journal records it."""
 
     gpu_uuid: str
@@ -49,16 +49,16 @@ class Run(Struct, kw_only=True):
     """False if the journal's beginning is missing: then only ``moves`` are known, and no decision
     was checked."""
     differences: int = 0
-    held: list[Span] = field(default_factory=list)
-    waited: list[Span] = field(default_factory=list)
+    held: list[HistorySpan] = field(default_factory=list)
+    waited: list[HistorySpan] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
 
 
 class Historian:
-    """Builds a ``Run``: it gets each entry after the scheduler; ``finish`` closes open spans."""
+    """Builds a ``HistoryRun``. It gets each entry after the scheduler; ``finish`` closes spans."""
 
     def __init__(self, header: JournalHeader) -> None:
-        self.run = Run(
+        self.run = HistoryRun(
             gpu_uuid=header.gpu_uuid,
             began_at_unix_s=header.wall_time_s,
             checked=not header.continued,
@@ -83,7 +83,7 @@ class Historian:
             self._follow(self._holding, set(view.holders), self.run.held)
             self._follow(self._waiting, {one.session for one in view.queue}, self.run.waited)
 
-    def finish(self, differences: int) -> Run:
+    def finish(self, differences: int) -> HistoryRun:
         self._follow(self._holding, set(), self.run.held)
         self._follow(self._waiting, set(), self.run.waited)
         self.run.differences = differences
@@ -107,9 +107,9 @@ class Historian:
                 )
             )
 
-    def _follow(self, begun: dict[str, float], now: set[str], spans: list[Span]) -> None:
+    def _follow(self, begun: dict[str, float], now: set[str], spans: list[HistorySpan]) -> None:
         spans.extend(
-            Span(session=session, from_s=begun.pop(session), to_s=self._now_s)
+            HistorySpan(session=session, from_s=begun.pop(session), to_s=self._now_s)
             for session in sorted(begun.keys() - now)
         )
         for session in sorted(now - begun.keys()):

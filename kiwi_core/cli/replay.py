@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from kiwi_core.cli.history import Run, Span
+    from kiwi_core.cli.history import HistoryRun, HistorySpan
     from kiwi_core.sched.replay import JournalEntry, JournalHeader, ReplayLine
 
 _NAMED_MAX = 20
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     only: str | None = args.session
     quiet = args.summary or args.json
-    runs: list[Run] = []
+    runs: list[HistoryRun] = []
     filtering = Filter(only)
     with journals.opened(args.journal) as file:
         for part in _tell(journals.records(file), filtering):
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 class ReplayPart:
     """The end of one daemon's part of a journal."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: HistoryRun) -> None:
         self.run = run
 
 
@@ -135,7 +135,7 @@ class Filter:
             return True
         return getattr(entry.event, "op", None) in self._operations
 
-    def keep(self, run: Run) -> Run:
+    def keep(self, run: HistoryRun) -> HistoryRun:
         if self._only is not None:
             run.held = [span for span in run.held if span.session == self._only]
             run.waited = [span for span in run.waited if span.session == self._only]
@@ -143,7 +143,7 @@ class Filter:
         return run
 
 
-def summary(run: Run) -> list[str]:
+def summary(run: HistoryRun) -> list[str]:
     """Return lines on who held, who waited, what was moved, and whether decisions are the same."""
     began = datetime.fromtimestamp(run.began_at_unix_s, tz=timezone.utc)
     what = f"{run.events} events in {format_duration_s(run.seconds)}"
@@ -166,7 +166,7 @@ def summary(run: Run) -> list[str]:
     return lines
 
 
-def _spans(word: str, spans: list[Span]) -> list[str]:
+def _spans(word: str, spans: list[HistorySpan]) -> list[str]:
     return [
         f"  {span.from_s:10.3f} … {span.to_s:10.3f} s  {printable(span.session)} {word} "
         f"{format_duration_s(span.to_s - span.from_s)}"
@@ -180,7 +180,7 @@ def _painted(line: ReplayLine) -> str:
     return style.red(text) if line.differs else text
 
 
-def _json(runs: list[Run]) -> str:
+def _json(runs: list[HistoryRun]) -> str:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode({"runs": runs}), indent=2).decode()

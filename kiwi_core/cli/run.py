@@ -20,7 +20,7 @@ from kiwi_core import config, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.leaving import Terminated
-from kiwi_core.cli.wait_line import WaitingLine
+from kiwi_core.cli.wait_line import TerminalWaitLine
 from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_core.preload import ready
@@ -343,7 +343,7 @@ def _once_there_is_room(client: Client) -> Welcome:
 
 
 def _wait_for_gpu(client: Client) -> Welcome:
-    line = WaitingLine()
+    line = TerminalWaitLine()
     try:
         client.acquire(on_waiting=line.show)
         line.granted()

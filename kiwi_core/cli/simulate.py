@@ -19,7 +19,7 @@ from kiwi_core.simulate.fleet import Plan, Work
 from kiwi_core.simulate.fleet import run as run_fleet
 from kiwi_core.simulate.measure import Measures, summarise
 from kiwi_core.simulate.mixes import MIXES
-from kiwi_core.simulate.model import GB, Cluster, Faults, Machine, Placing, Setup
+from kiwi_core.simulate.model import GB, Cluster, FaultRates, Placing, Setup, SimulatedMachine
 from kiwi_core.simulate.picture import waits_svg
 from kiwi_core.simulate.recorded import read
 from kiwi_core.simulate.trace import Recorded, Trace, from_lines, to_lines
@@ -240,14 +240,14 @@ def _read_trace(name: str) -> Trace:
         ) from error
 
 
-def _machine(args: argparse.Namespace, work: Work) -> Machine:
+def _machine(args: argparse.Namespace, work: Work) -> SimulatedMachine:
     trace = work.trace
     recorded = trace.recorded if trace is not None else None
     out_gbps, in_gbps = args.gbps or _recorded_speeds(recorded)
     latency_s = args.swap_latency
     if latency_s is None:
         latency_s = 0.0 if _is_measured(recorded) and not args.gbps else DEFAULT_LATENCY_S
-    return Machine(
+    return SimulatedMachine(
         total_bytes=trace.total_bytes if trace is not None else args.memory or 80 * GIB,
         host_budget_bytes=args.host_memory
         or (recorded.host_budget_bytes if recorded is not None else 2 * TIB),
@@ -285,7 +285,7 @@ def _plans(args: argparse.Namespace, work: Work, cluster: Cluster | None) -> lis
                 anti_thrash=AntiThrash(mode),
                 placing=Placing(rule),
             ),
-            faults=Faults(refuse=args.refuse, hang=args.hang, kill=args.kill),
+            faults=FaultRates(refuse=args.refuse, hang=args.hang, kill=args.kill),
             seed=args.seed,
             gpus=args.gpus,
             cluster=cluster,
@@ -352,7 +352,7 @@ class _Progress:
             print(text, file=sys.stderr, flush=True)
 
 
-def _write_trace(name: str, work: Work, machine: Machine, seed: int) -> None:
+def _write_trace(name: str, work: Work, machine: SimulatedMachine, seed: int) -> None:
     lines = b"".join(to_lines(work.of(seed, machine)))
     if name == "-":
         sys.stdout.buffer.write(lines)

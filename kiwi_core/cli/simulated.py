@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.cli.terminal import Style
     from kiwi_core.simulate.fleet import Plan
-    from kiwi_core.simulate.measure import Spread, Summary
+    from kiwi_core.simulate.measure import Quantiles, Summary
     from kiwi_core.simulate.model import Cluster, Setup
 
 Column = tuple["Setup | None", "Summary"]
@@ -76,7 +76,7 @@ def table_lines(
 def _wait_rows(
     row: Callable[[str, Callable[[Summary], str]], None],
     name: str,
-    of: Callable[[Summary], Spread],
+    of: Callable[[Summary], Quantiles],
 ) -> None:
     row(name, lambda _: "")
     row("  50 %", lambda s: format_duration_s(of(s).p50))
@@ -85,7 +85,7 @@ def _wait_rows(
     row("  longest", lambda s: format_duration_s(of(s).max))
 
 
-def _two(wait: Spread) -> str:
+def _two(wait: Quantiles) -> str:
     return f"{format_duration_s(wait.p50)} / {format_duration_s(wait.p95)}"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.cli import choosing, exits
 from kiwi_core.cli.choosing import EVERYTHING, Choice
 from kiwi_core.cli.common import (
-    Answer,
+    DaemonAnswer,
     add_gpu,
     add_socket_dir,
     ask_all,
@@ -98,7 +98,7 @@ def to_json(gpus: Sequence[GpuStatus], choice: Choice = EVERYTHING, *, indent: i
     return (msgspec.json.format(data, indent=indent) if indent else data).decode()
 
 
-def _report_silent(answers: list[Answer]) -> int:
+def _report_silent(answers: list[DaemonAnswer]) -> int:
     """Warn of daemons that have a socket but do not answer, and return the exit code."""
     code = exits.OK
     for answer in answers:

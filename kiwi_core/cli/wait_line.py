@@ -39,7 +39,7 @@ def sentence(waiting: Waiting) -> str:
     return text
 
 
-class WaitingLine:
+class TerminalWaitLine:
     """A line that is redrawn and removed on a terminal; elsewhere a plain line now and then."""
 
     def __init__(

@@ -31,17 +31,19 @@ RESCAN_S: Final = 1.0
 
 
 @dataclass(frozen=True)
-class News:
+class StatusNews:
     """One daemon's status from its follower; ``None``: the daemon is away."""
 
     socket: Path
     status: GpuStatus | None
 
 
-class Follower(threading.Thread):
+class StatusFollower(threading.Thread):
     """Follows one socket until told to stop, or until the daemon ends and removes its socket."""
 
-    def __init__(self, socket: Path, news: queue.SimpleQueue[News], stop: threading.Event) -> None:
+    def __init__(
+        self, socket: Path, news: queue.SimpleQueue[StatusNews], stop: threading.Event
+    ) -> None:
         super().__init__(name=f"follow {socket.name}", daemon=True)
         self._socket = socket
         self._news = news
@@ -51,7 +53,7 @@ class Follower(threading.Thread):
     def run(self) -> None:
         while not self._stop_asked.is_set():
             self._follow_once()
-            self._news.put(News(self._socket, None))
+            self._news.put(StatusNews(self._socket, None))
             if not self._socket.exists():
                 return
             self._stop_asked.wait(RESCAN_S)
@@ -61,7 +63,7 @@ class Follower(threading.Thread):
         try:
             client.connect()
             for status in client.watch():
-                self._news.put(News(self._socket, status))
+                self._news.put(StatusNews(self._socket, status))
                 if self._stop_asked.is_set():
                     return
         except KiwiError:
@@ -80,9 +82,9 @@ class Board:
     def __init__(self, directory: Path, gpu: str | None) -> None:
         self._directory = directory
         self._gpu = gpu
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[StatusNews] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._followers: dict[Path, Follower] = {}
+        self._followers: dict[Path, StatusFollower] = {}
         self._known: dict[Path, GpuStatus] = {}
 
     def rescan(self) -> None:
@@ -92,7 +94,7 @@ class Board:
             for socket in discover(self._directory, self._gpu):
                 follower = self._followers.get(socket)
                 if follower is None or not follower.is_alive():
-                    follower = Follower(socket, self._news, self._stop)
+                    follower = StatusFollower(socket, self._news, self._stop)
                     self._followers[socket] = follower
                     follower.start()
 
@@ -115,7 +117,7 @@ class Board:
         for follower in self._followers.values():
             follower.join(1.0)
 
-    def _take(self, news: News) -> bool:
+    def _take(self, news: StatusNews) -> bool:
         if news.status is not None:
             self._known[news.socket] = news.status
             return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.client.channel import Channel
 from kiwi_core.client.daemon_socket import disconnected
 from kiwi_core.client.patience import SLICE_S, Patience
-from kiwi_core.client.requests import Lease, LeaseCancelled, Request, RequestTable
+from kiwi_core.client.requests import LeaseCancelled, LeaseRequest, Request, RequestTable
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
@@ -81,7 +81,7 @@ def loaded_cuda_library() -> str:
 class Ticket:
     """One request for the GPU, made by ``Client.begin``. Any thread may use it."""
 
-    def __init__(self, client: Client, lease: Lease) -> None:
+    def __init__(self, client: Client, lease: LeaseRequest) -> None:
         self._client = client
         self._lease = lease
 
@@ -234,7 +234,7 @@ class Client:
         error; ``CallerError`` ("in-burst", "not-connected").
         """
         before, me = self._channel.table.lease, threading.get_ident()
-        begun: list[Lease] = []
+        begun: list[LeaseRequest] = []
         try:
             self._channel.talk(
                 lambda: begun.append(self._begin(blocking=True)),
@@ -256,7 +256,7 @@ class Client:
         with self._channel.lock:
             return Ticket(self, self._begin(blocking=False))
 
-    def _begin(self, *, blocking: bool) -> Lease:
+    def _begin(self, *, blocking: bool) -> LeaseRequest:
         channel = self._channel
         channel.check_open()
         if self._role is not Role.SESSION:
@@ -269,7 +269,7 @@ class Client:
         channel.settle()
         return lease
 
-    def look(self, lease: Lease) -> Granted | None:
+    def look(self, lease: LeaseRequest) -> Granted | None:
         """Do the work of ``Ticket.poll``."""
         if not lease.over:
             self._mind_silence(lease)
@@ -278,7 +278,7 @@ class Client:
             raise lease.error
         return lease.granted
 
-    def wait_for(self, lease: Lease, timeout_s: float | None) -> Granted | None:
+    def wait_for(self, lease: LeaseRequest, timeout_s: float | None) -> Granted | None:
         """Do the work of ``Ticket.wait``."""
         if not lease.over:
             self._channel.talk(_nothing, lambda: lease.over)
@@ -291,7 +291,7 @@ class Client:
 
     def _await_grant(
         self,
-        lease: Lease,
+        lease: LeaseRequest,
         on_waiting: Callable[[Waiting], None] | None,
         cancelled: Callable[[], bool] | None,
         poll_s: float,
@@ -321,7 +321,7 @@ class Client:
             )
         return granted
 
-    def _mind_silence(self, lease: Lease) -> None:
+    def _mind_silence(self, lease: LeaseRequest) -> None:
         """Ping a daemon that is silent, and drop the link if it does not answer. A live daemon
         sends something about every second to a client that waits."""
         channel, silence = self._channel, lease.silence
@@ -338,7 +338,7 @@ class Client:
             elif not asked and silence.spent_s * 2 > channel.grace_s:
                 channel.say_request(Request(Ping()))
 
-    def _mind_absence(self, lease: Lease) -> None:
+    def _mind_absence(self, lease: LeaseRequest) -> None:
         """Fail ``lease`` if the daemon has been away for too long, and an attempt to reconnect has
         failed since ``lease`` began."""
         channel = self._channel
@@ -348,7 +348,7 @@ class Client:
             if lease.attempts < channel.attempts and not lease.over and channel.link is None:
                 channel.table.give_up(lease, channel.why_away())
 
-    def cancel(self, lease: Lease) -> None:
+    def cancel(self, lease: LeaseRequest) -> None:
         """Do the work of ``Ticket.cancel``."""
         channel = self._channel
         expected = False

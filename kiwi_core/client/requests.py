@@ -47,7 +47,7 @@ class LeaseCancelled(CallerError):  # noqa: N818 - an outcome that was asked for
         super().__init__("cancelled", "The wait for the GPU was cancelled.")
 
 
-class Phase(Enum):
+class LeasePhase(Enum):
     IDLE = "idle"
     WAITING = "waiting"
     HELD = "held"
@@ -55,7 +55,7 @@ class Phase(Enum):
     """The cell is over, but threads or tasks that it left behind still use the GPU."""
 
 
-class Lease:
+class LeaseRequest:
     """One request for the GPU. It is over when granted, failed or cancelled."""
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Lease:
         """The latest place in the queue; after the first grant, set only while suspended."""
         self.error: KiwiError | None = None
         """Why it was not granted, or is granted no longer."""
-        self.ended: Phase | None = None
+        self.ended: LeasePhase | None = None
         """The phase after the burst, ``IDLE`` or ``LINGERING``; None before its end."""
         self.withdrawn = False
         """Whether the daemon has confirmed that the place in the queue is free."""
@@ -92,10 +92,10 @@ class Lease:
         return self.granted is not None or self.error is not None
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> LeasePhase:
         if self.error is not None or self.left:
-            return Phase.IDLE
-        return self.ended or (Phase.WAITING if self.granted is None else Phase.HELD)
+            return LeasePhase.IDLE
+        return self.ended or (LeasePhase.WAITING if self.granted is None else LeasePhase.HELD)
 
 
 class Request:
@@ -139,7 +139,7 @@ class RequestTable:
     def __init__(self, numbers: BurstNumbers) -> None:
         self._numbers = numbers
         self._burst_before = numbers.last
-        self.lease: Lease | None = None
+        self.lease: LeaseRequest | None = None
         """The latest request for the GPU, over or not."""
         self._questions = 0
         self._pending: deque[Request] = deque()
@@ -153,28 +153,28 @@ class RequestTable:
 
     # --- the caller's side ----------------------------------------------------------------------
 
-    def begin(self, owner: int, *, blocking: bool) -> Lease:
+    def begin(self, owner: int, *, blocking: bool) -> LeaseRequest:
         """Ask for the next burst. Raises ``CallerError`` "in-burst"."""
         last = self.lease
         mine = last is not None and last.blocking and last.owner == owner
-        if last is not None and mine and last.phase is Phase.WAITING:
+        if last is not None and mine and last.phase is LeasePhase.WAITING:
             # This thread is here again, so its earlier acquire has ended: a second interrupt came
             # while the first one was handled.
             last.error = LeaseCancelled()
-        if self.phase in (Phase.WAITING, Phase.HELD):
+        if self.phase in (LeasePhase.WAITING, LeasePhase.HELD):
             raise CallerError(
                 "in-burst",
-                f"This process already {'holds' if self.phase is Phase.HELD else 'waits for'}"
+                f"This process already {'holds' if self.phase is LeasePhase.HELD else 'waits for'}"
                 " the GPU.",
                 "End that burst, or cancel that wait, first.",
             )
         self._numbers.last += 1
-        self.lease = lease = Lease(self._numbers.last, owner, blocking=blocking)
+        self.lease = lease = LeaseRequest(self._numbers.last, owner, blocking=blocking)
         return lease
 
     @property
-    def phase(self) -> Phase:
-        return Phase.IDLE if self.lease is None else self.lease.phase
+    def phase(self) -> LeasePhase:
+        return LeasePhase.IDLE if self.lease is None else self.lease.phase
 
     @property
     def burst(self) -> int:
@@ -183,16 +183,16 @@ class RequestTable:
 
     @property
     def in_burst(self) -> bool:
-        return self.phase in (Phase.HELD, Phase.LINGERING)
+        return self.phase in (LeasePhase.HELD, LeasePhase.LINGERING)
 
     def end(self, *, lingering: bool) -> None:
         """End the burst, if there is one."""
         if self.lease is not None and self.in_burst:
-            self.lease.ended = Phase.LINGERING if lingering else Phase.IDLE
+            self.lease.ended = LeasePhase.LINGERING if lingering else LeasePhase.IDLE
 
-    def give_up(self, lease: Lease, why: KiwiError) -> None:
+    def give_up(self, lease: LeaseRequest, why: KiwiError) -> None:
         """End ``lease``, whether it waits or is held."""
-        if lease.phase in (Phase.WAITING, Phase.HELD):
+        if lease.phase in (LeasePhase.WAITING, LeasePhase.HELD):
             lease.error = why
 
     def owes(self, talk: Conversation) -> ClientMessage | None:
@@ -200,16 +200,16 @@ class RequestTable:
         phase, lease = self.phase, self.lease
         same = lease is not None and lease.burst == talk.burst
         if talk.in_burst:
-            if same and phase in (Phase.WAITING, Phase.HELD):
+            if same and phase in (LeasePhase.WAITING, LeasePhase.HELD):
                 return None
-            if same and phase is Phase.LINGERING:
+            if same and phase is LeasePhase.LINGERING:
                 return EndBurst(burst=talk.burst, lingering=True)
             if talk.asked == talk.burst and not (same and lease is not None and lease.granted):
                 return Withdraw(burst=talk.burst)
             return EndBurst(burst=talk.burst)
-        if talk.lingering and same and phase is Phase.IDLE:
+        if talk.lingering and same and phase is LeasePhase.IDLE:
             return EndBurst(burst=talk.burst)
-        if lease is not None and phase is Phase.WAITING and talk.asked < lease.burst:
+        if lease is not None and phase is LeasePhase.WAITING and talk.asked < lease.burst:
             return Acquire(burst=lease.burst)
         return None
 
@@ -275,7 +275,7 @@ class RequestTable:
             lease.withdrawn = True
         elif isinstance(message, Waiting):
             lease.waiting = message
-        elif lease.phase is not Phase.IDLE:
+        elif lease.phase is not LeasePhase.IDLE:
             if lease.granted is not None:
                 lease.waiting = None  # the burst goes on after a suspension
             lease.granted = message
@@ -313,7 +313,7 @@ class RequestTable:
         lease = self.lease
         asked = [r for r in self._open() if error.about in ("", _tag(r.message))]
         if error.about in ("acquire", "withdraw") or not (error.about or asked):
-            if lease is not None and lease.phase is Phase.WAITING:
+            if lease is not None and lease.phase is LeasePhase.WAITING:
                 lease.error = _failure(error)
         elif asked:
             self._hand_over(asked[0], messages)
@@ -331,7 +331,7 @@ class RequestTable:
 
     def daemon_full(self) -> None:
         """Tell the caller who waits that the daemon takes no more connections now."""
-        if self.lease is not None and self.lease.phase is Phase.WAITING:
+        if self.lease is not None and self.lease.phase is LeasePhase.WAITING:
             burst = self.lease.burst
             self.lease.waiting = Waiting(burst=burst, position=0, ahead=0, activity=FULL)
 

@@ -14,7 +14,7 @@ import structlog
 
 from kiwi_core.daemon.base.address import Address
 from kiwi_core.daemon.base.admission import Admission, Door
-from kiwi_core.daemon.base.claim import Claim
+from kiwi_core.daemon.base.claim import GpuClaim
 from kiwi_core.daemon.base.connection import Connection
 from kiwi_core.daemon.base.connections import Connections
 from kiwi_core.daemon.base.directories import make_placing_lock, prepare_directory, sockets_mode
@@ -24,7 +24,7 @@ from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.sockets import OneDaemonLock, alone
 from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.daemon.engine.core import Core
-from kiwi_core.daemon.engine.gauges import Gauges, RamGauge
+from kiwi_core.daemon.engine.gauges import GaugeReader, RamGauge
 from kiwi_core.daemon.engine.journal import Journal
 from kiwi_core.daemon.engine.messenger import Messenger
 from kiwi_core.daemon.engine.observer import Observer
@@ -40,8 +40,8 @@ from kiwi_core.daemon.reports.ledger import Ledger
 from kiwi_core.daemon.reports.metrics import MetricsReporter
 from kiwi_core.daemon.reports.status import Reporter
 from kiwi_core.daemon.reports.usage import UsageReporter
-from kiwi_core.daemon.roster.registry import Member, SessionRegistry
-from kiwi_core.daemon.roster.roster import Remembering, Roster, RosterFile
+from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
+from kiwi_core.daemon.roster.roster import Roster, RosterFile, RosterSaver
 from kiwi_core.daemon.router import Router
 from kiwi_core.daemon.sessions.expected import Expected
 from kiwi_core.daemon.sessions.gates import Gates
@@ -110,13 +110,13 @@ class GpuDaemon:
     async def run(self) -> None:
         sockets = Path(self._options.sockets)
         path = sockets / f"{self._options.gpu_uuid}.sock"
-        claim = Claim(self._options.gpu_uuid, path)
+        claim = GpuClaim(self._options.gpu_uuid, path)
         self._prepare_directories()
         lock = OneDaemonLock(path.with_suffix(".lock"))
         if not await alone(claim, lock, path, self._stop):
             return
         file = RosterFile(Path(self._options.state) / f"{self._options.gpu_uuid}.roster")
-        self._roster = Remembering(file, self._as_it_is)
+        self._roster = RosterSaver(file, self._as_it_is)
         roster = file.read()
         self._assemble(roster)
         self._links.restore(roster)
@@ -239,7 +239,7 @@ class GpuDaemon:
         )
         self._core.observer = self._observer
         tally = Tally()
-        self._gauges: Gauges = Gauges(
+        self._gauges: GaugeReader = GaugeReader(
             machine.memory, kiwis=self._kiwis, movers=lambda: machine.movers.pids,
             outside_bytes=lambda: scheduler.outside_bytes, changed=self._told,
         )  # fmt: skip
@@ -329,13 +329,13 @@ class GpuDaemon:
         else:
             self._link_handler.left(target.session)
 
-    def _found_again(self, member: Member, event: SessionJoined) -> None:
+    def _found_again(self, member: SessionRecord, event: SessionJoined) -> None:
         self._links.expect_all()  # asking the driver may have taken long
         priority = self._sessions.priority_of(member)
         self._core.feed(msgspec.structs.replace(event, priority=priority, owner=member.owner))
         self._sessions.expect_back(member)
 
-    def _died(self, member: Member) -> None:
+    def _died(self, member: SessionRecord) -> None:
         was_leaving = self._sessions.is_leaving(member)
         self._sessions.died(member)
         self._orphans.let_go(member.target, was_leaving=was_leaving)

@@ -81,11 +81,11 @@ def _check_group(name: str) -> None:
 
 def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path) -> None:
     """Serve metrics until this process ends, also while daemons restart. Raise ``CallerError``."""
-    from kiwi_core.metrics.listener import Listener  # rarely wanted
+    from kiwi_core.metrics.listener import MetricsListener  # rarely wanted
     from kiwi_core.metrics.reading import GpuPlace
 
     places = [GpuPlace(gpu.uuid, gpu.index, sockets / f"{gpu.uuid}.sock") for gpu in gpus]
-    listener = Listener(host, port, places)
+    listener = MetricsListener(host, port, places)
     listener.start()
     _say(f"metrics at {listener.url}")
     if listener.for_others:

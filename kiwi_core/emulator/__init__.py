@@ -17,7 +17,7 @@ Of Kiwi the package imports only ``compiled``.
 
 from __future__ import annotations
 
-from kiwi_core.emulator._build import Libraries, build
+from kiwi_core.emulator._build import EmulatedLibraries, build
 from kiwi_core.emulator._faults import Fault, Faults, Operation, faults
 from kiwi_core.emulator._load import activate, environment, library_path, load, loaded_libcuda
 from kiwi_core.emulator._manners import DEFAULT_DRIVER, DRIVERS, ENV_DRIVER, MANNERS
@@ -61,11 +61,11 @@ __all__ = [
     "MANNERS",
     "MODULE_IMAGE",
     "Books",
+    "EmulatedLibraries",
     "Fault",
     "Faults",
     "GpuBooks",
     "GpuSpec",
-    "Libraries",
     "Operation",
     "ProcessBooks",
     "StateError",

@@ -21,7 +21,7 @@ _LIBRARIES = {"libcuda.so.1": CUDA, "libnvidia-ml.so.1": NVML}
 
 
 @dataclass(frozen=True, slots=True)
-class Libraries:
+class EmulatedLibraries:
     """Paths of the built libraries; ``directory`` holds both under their sonames."""
 
     directory: Path
@@ -29,13 +29,13 @@ class Libraries:
     libnvml: Path
 
 
-def build(cache_dir: Path | None = None) -> Libraries:
+def build(cache_dir: Path | None = None) -> EmulatedLibraries:
     """Return the libraries, compiling them unless the cache has them. Raise
     ``compiled.Unavailable``, with a remedy."""
     parent = cache_dir if cache_dir is not None else compiled.default_cache_dir()
     directory = parent / f"emulator-{compiled.fingerprint(FLAGS, sorted(SOURCES.iterdir()))}"
     compiled.cached("The emulated GPU driver", directory, tuple(_LIBRARIES), _make)
-    return Libraries(directory, *(directory / name for name in _LIBRARIES))
+    return EmulatedLibraries(directory, *(directory / name for name in _LIBRARIES))
 
 
 def _make(directory: Path) -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from kiwi_core.emulator._state import ENV_STATE
 
 if TYPE_CHECKING:
-    from kiwi_core.emulator._build import Libraries
+    from kiwi_core.emulator._build import EmulatedLibraries
 
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _handles: list[ctypes.CDLL] = []
 
 
-def environment(state: Path, libs: Libraries) -> dict[str, str]:
+def environment(state: Path, libs: EmulatedLibraries) -> dict[str, str]:
     """Return the variables that make a child process find the emulated libraries."""
     before = os.environ.get(_LIBRARY_PATH, "")
     path = library_path(libs.libcuda, libs.libnvml, before=before)
@@ -29,7 +29,7 @@ def library_path(*libraries: Path | str, before: str) -> str:
     return ":".join(dict.fromkeys(part for part in [*directories, *before.split(":")] if part))
 
 
-def activate(state: Path, libs: Libraries) -> None:
+def activate(state: Path, libs: EmulatedLibraries) -> None:
     """Make this process (and its children) use the emulated libraries.
 
     Call this before the first driver call: code that loads ``libcuda.so.1`` later gets the library

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 
-class Kind(Enum):
+class ContainerKind(Enum):
     POD = "pod"
     CONTAINER = "container"
     JOB = "job"
@@ -23,7 +23,7 @@ class Kind(Enum):
 class Group:
     """What a control group belongs to."""
 
-    kind: Kind
+    kind: ContainerKind
     id: str
 
 
@@ -37,10 +37,10 @@ _UUID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
 _NAMES: Final = (
     # "kubepods-burstable-pod1b4e….slice" (systemd driver), "pod1b4e…" (cgroupfs). The kubelet
     # names pods from files by a digest.
-    (Kind.POD, re.compile(rf"(?:^|-)pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?$")),
+    (ContainerKind.POD, re.compile(rf"(?:^|-)pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?$")),
     # "docker-….scope", "libpod-….scope", "cri-containerd-….scope", "crio-….scope", or the bare id.
-    (Kind.CONTAINER, re.compile(r"(?:^|[-:])([0-9a-f]{64})(?:\.scope)?$")),
-    (Kind.JOB, re.compile(r"^job_(\d{1,20})$")),
+    (ContainerKind.CONTAINER, re.compile(r"(?:^|[-:])([0-9a-f]{64})(?:\.scope)?$")),
+    (ContainerKind.JOB, re.compile(r"^job_(\d{1,20})$")),
 )
 
 
@@ -78,4 +78,4 @@ def container_of(pid: int | str) -> str:
             group = group_of(file.read())
     except OSError:
         return HIDDEN
-    return "" if group is None or group.kind is Kind.JOB else group.id
+    return "" if group is None or group.kind is ContainerKind.JOB else group.id

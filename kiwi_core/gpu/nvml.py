@@ -72,7 +72,7 @@ class UtilisationSample:
 
 
 @dataclass(frozen=True)
-class Gauges:
+class GpuGauges:
     """A GPU's load at this moment. ``None``: NVML does not report the value for this GPU."""
 
     utilisation_percent: int | None
@@ -94,12 +94,12 @@ def memory(uuid: str) -> GpuMemory:
     return _call(f"reading the memory of {uuid}", read)
 
 
-def gauges(uuid: str) -> Gauges:
-    def read(nvml: Any) -> Gauges:
+def gauges(uuid: str) -> GpuGauges:
+    def read(nvml: Any) -> GpuGauges:
         gpu = _handle(nvml, uuid)
         core = nvml.NVML_TEMPERATURE_GPU
         busy = _optional(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
-        return Gauges(
+        return GpuGauges(
             utilisation_percent=None if busy is None else int(busy),
             temperature_c=_optional(nvml, lambda: int(nvml.nvmlDeviceGetTemperature(gpu, core))),
             power_w=_optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),

@@ -28,20 +28,20 @@ HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class KubeletMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the interface."""
 
 
-class Empty(Message, frozen=True):
+class Empty(KubeletMessage, frozen=True):
     pass
 
 
-class DevicePluginOptions(Message, frozen=True, kw_only=True):
+class DevicePluginOptions(KubeletMessage, frozen=True, kw_only=True):
     pre_start_required: Annotated[bool, 1] = False
     get_preferred_allocation_available: Annotated[bool, 2] = False
 
 
-class RegisterRequest(Message, frozen=True, kw_only=True):
+class RegisterRequest(KubeletMessage, frozen=True, kw_only=True):
     """``endpoint`` is the name of the plugin's socket beside the kubelet's."""
 
     version: Annotated[str, 1] = ""
@@ -50,80 +50,80 @@ class RegisterRequest(Message, frozen=True, kw_only=True):
     options: Annotated[DevicePluginOptions, 4] = DevicePluginOptions()
 
 
-class Device(Message, frozen=True, kw_only=True):
+class Device(KubeletMessage, frozen=True, kw_only=True):
     """A place. ``ID`` has 63 characters at most; ``health`` is ``HEALTHY`` or ``UNHEALTHY``."""
 
     ID: Annotated[str, 1] = ""
     health: Annotated[str, 2] = ""
 
 
-class ListAndWatchResponse(Message, frozen=True, kw_only=True):
+class ListAndWatchResponse(KubeletMessage, frozen=True, kw_only=True):
     devices: Annotated[list[Device], 1] = []
 
 
-class ContainerPreferredAllocationRequest(Message, frozen=True, kw_only=True):
+class ContainerPreferredAllocationRequest(KubeletMessage, frozen=True, kw_only=True):
     available_deviceIDs: Annotated[list[str], 1] = []  # noqa: N815  (the interface's name)
     must_include_deviceIDs: Annotated[list[str], 2] = []  # noqa: N815
     allocation_size: Annotated[int, 3] = 0
 
 
-class PreferredAllocationRequest(Message, frozen=True, kw_only=True):
+class PreferredAllocationRequest(KubeletMessage, frozen=True, kw_only=True):
     container_requests: Annotated[list[ContainerPreferredAllocationRequest], 1] = []
 
 
-class ContainerPreferredAllocationResponse(Message, frozen=True, kw_only=True):
+class ContainerPreferredAllocationResponse(KubeletMessage, frozen=True, kw_only=True):
     deviceIDs: Annotated[list[str], 1] = []  # noqa: N815
 
 
-class PreferredAllocationResponse(Message, frozen=True, kw_only=True):
+class PreferredAllocationResponse(KubeletMessage, frozen=True, kw_only=True):
     container_responses: Annotated[list[ContainerPreferredAllocationResponse], 1] = []
 
 
-class ContainerAllocateRequest(Message, frozen=True, kw_only=True):
+class ContainerAllocateRequest(KubeletMessage, frozen=True, kw_only=True):
     devices_ids: Annotated[list[str], 1] = []
 
 
-class AllocateRequest(Message, frozen=True, kw_only=True):
+class AllocateRequest(KubeletMessage, frozen=True, kw_only=True):
     container_requests: Annotated[list[ContainerAllocateRequest], 1] = []
 
 
-class Env(Message, frozen=True, kw_only=True):
+class Env(KubeletMessage, frozen=True, kw_only=True):
     """An entry of the map ``envs``: a map is written as a list of such messages."""
 
     key: Annotated[str, 1] = ""
     value: Annotated[str, 2] = ""
 
 
-class CDIDevice(Message, frozen=True, kw_only=True):
+class CDIDevice(KubeletMessage, frozen=True, kw_only=True):
     """The full name of a CDI device: ``vendor/class=device``."""
 
     name: Annotated[str, 1] = ""
 
 
-class ContainerAllocateResponse(Message, frozen=True, kw_only=True):
+class ContainerAllocateResponse(KubeletMessage, frozen=True, kw_only=True):
     envs: Annotated[list[Env], 1] = []
     cdi_devices: Annotated[list[CDIDevice], 5] = []
 
 
-class AllocateResponse(Message, frozen=True, kw_only=True):
+class AllocateResponse(KubeletMessage, frozen=True, kw_only=True):
     container_responses: Annotated[list[ContainerAllocateResponse], 1] = []
 
 
-class PreStartContainerRequest(Message, frozen=True, kw_only=True):
+class PreStartContainerRequest(KubeletMessage, frozen=True, kw_only=True):
     devices_ids: Annotated[list[str], 1] = []
 
 
-class PreStartContainerResponse(Message, frozen=True):
+class PreStartContainerResponse(KubeletMessage, frozen=True):
     pass
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=KubeletMessage)
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS: Final = {str: _Field.TYPE_STRING, bool: _Field.TYPE_BOOL, int: _Field.TYPE_INT32}
 
 
-def encode(message: Message) -> bytes:
+def encode(message: KubeletMessage) -> bytes:
     """Return ``message`` as protobuf writes it."""
     filled = _CLASSES[type(message)]()
     return json_format.ParseDict(msgspec.to_builtins(message), filled).SerializeToString()
@@ -141,11 +141,11 @@ def decoder(kind: type[M]) -> Callable[[bytes], M]:
     return decode
 
 
-def _classes() -> dict[type[Message], type[ProtobufMessage]]:
+def _classes() -> dict[type[KubeletMessage], type[ProtobufMessage]]:
     file = descriptor_pb2.FileDescriptorProto(
         name="kiwi/deviceplugin.proto", package=VERSION, syntax="proto3"
     )
-    kinds = Message.__subclasses__()
+    kinds = KubeletMessage.__subclasses__()
     for kind in kinds:
         _describe(kind, file.message_type.add(name=kind.__name__))
     pool = descriptor_pool.DescriptorPool()  # its own: others may have the interface, too
@@ -158,7 +158,7 @@ def _classes() -> dict[type[Message], type[ProtobufMessage]]:
     }
 
 
-def _describe(kind: type[Message], message: descriptor_pb2.DescriptorProto) -> None:
+def _describe(kind: type[KubeletMessage], message: descriptor_pb2.DescriptorProto) -> None:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         plain, number = get_args(hint)
         repeated = get_origin(plain) is list

@@ -19,7 +19,7 @@ from kiwi_core.kubernetes import files, sharing
 from kiwi_core.kubernetes.kubelet import Kubelet
 from kiwi_core.kubernetes.label import Label
 from kiwi_core.kubernetes.places import REPLICAS, RESOURCE, Offer
-from kiwi_core.kubernetes.service import Service
+from kiwi_core.kubernetes.service import DevicePluginService
 from kiwi_core.kubernetes.watch import EVERY_S, Watch
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def main(options: Options) -> int:
         resource=offer.resource, replicas=offer.replicas, sockets=str(options.socket_dir),
     )  # fmt: skip
     watch = Watch(options.socket_dir, Path("/"))
-    service = Service(offer, watch, options.socket_dir, _name_of(spec))
+    service = DevicePluginService(offer, watch, options.socket_dir, _name_of(spec))
     kubelet = Kubelet(options.kubelet_dir, offer.resource, service.handler())
     label = Label(options.features_dir) if options.features_dir is not None else None
     asyncio.run(_until_told(_look(watch, label), kubelet.run()))

@@ -29,7 +29,7 @@ start. Nobody can tell which session is the pod's, so the daemon cannot stop exp
 The kubelet still knows afterwards whose place is taken."""
 
 
-class Service:
+class DevicePluginService:
     """``cdi_name`` is the full name of the CDI device that brings the sockets in ``sockets`` into a
     container."""
 
@@ -42,7 +42,7 @@ class Service:
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what a gRPC server needs to serve this."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        rows: list[tuple[str, Any, Any, type[api.Message]]] = [
+        rows: list[tuple[str, Any, Any, type[api.KubeletMessage]]] = [
             ("GetDevicePluginOptions", unary, self.get_options, api.Empty),
             ("ListAndWatch", stream, self.list_and_watch, api.Empty),
             ("GetPreferredAllocation", unary, self.prefer, api.PreferredAllocationRequest),

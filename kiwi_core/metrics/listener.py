@@ -143,7 +143,7 @@ class _Handler(WSGIRequestHandler):
         """Log nothing: there is a scrape every few seconds."""
 
 
-class Listener:
+class MetricsListener:
     """Serves the metrics of ``places`` from ``start`` until ``close``."""
 
     def __init__(

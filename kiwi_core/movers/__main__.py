@@ -18,7 +18,7 @@ import msgspec
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import driver
 from kiwi_core.movers.calls import CALLS
-from kiwi_core.movers.messages import HEAD_BYTES, Answer, Call, Failure, body_bytes, frame
+from kiwi_core.movers.messages import HEAD_BYTES, Call, CallAnswer, Failure, body_bytes, frame
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -39,14 +39,14 @@ def die_with(parent: int) -> None:
         sys.exit(0)
 
 
-def _began() -> Answer:
+def _began() -> CallAnswer:
     """Initialise the driver before the first call, since ``cuInit`` takes seconds on big machines.
     If it fails, each call tries again and reports why."""
     try:
         driver.init()
     except GpuError as error:
-        return Answer(failure=_failure(error))
-    return Answer()
+        return CallAnswer(failure=_failure(error))
+    return CallAnswer()
 
 
 def _next(heard: BinaryIO) -> Call | None:
@@ -61,20 +61,20 @@ def _next(heard: BinaryIO) -> Call | None:
     return msgspec.msgpack.decode(body, type=Call) if whole else None
 
 
-def _say(daemon: socket.socket, answer: Answer) -> None:
+def _say(daemon: socket.socket, answer: CallAnswer) -> None:
     try:
         daemon.sendall(frame(answer))
     except OSError:
         sys.exit(0)
 
 
-def _done(call: Call) -> Answer:
+def _done(call: Call) -> CallAnswer:
     try:
-        return Answer(CALLS[call.name](*call.args))
+        return CallAnswer(CALLS[call.name](*call.args))
     except GpuError as error:
-        return Answer(failure=_failure(error))
+        return CallAnswer(failure=_failure(error))
     except Exception as error:  # noqa: BLE001 - the daemon tells it, and goes on
-        return Answer(failure=Failure("fault", f"{type(error).__name__}: {error}"))
+        return CallAnswer(failure=Failure("fault", f"{type(error).__name__}: {error}"))
 
 
 def _failure(error: GpuError) -> Failure:

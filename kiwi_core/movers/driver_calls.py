@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.gpu.nvml import Gauges, GpuInfo, UtilisationSample
+from kiwi_core.gpu.nvml import GpuGauges, GpuInfo, UtilisationSample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,9 +67,9 @@ class RemoteGpu:
     async def free_bytes(self) -> int:
         return int(await self._movers.call("free_bytes", self._uuid, deadline_s=ANSWER_S))
 
-    async def gauges(self) -> Gauges:
+    async def gauges(self) -> GpuGauges:
         found = await self._movers.call("gauges", self._uuid, deadline_s=ANSWER_S)
-        return msgspec.convert(found, Gauges)
+        return msgspec.convert(found, GpuGauges)
 
     async def names_users(self) -> bool:
         return bool(await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S))

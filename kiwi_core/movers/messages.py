@@ -28,7 +28,7 @@ class Failure(msgspec.Struct, frozen=True):
     driver_code: int | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class CallAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a call. A first one, which answers no call, says that the worker is ready."""
 
     value: Any = None
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: Call | Answer) -> bytes:
+def frame(message: Call | CallAnswer) -> bytes:
     body = _encoder.encode(message)
     return len(body).to_bytes(HEAD_BYTES, "big") + body
 

@@ -13,12 +13,12 @@ import msgspec
 
 from kiwi_core import interpreter
 from kiwi_core.errors import GpuError
-from kiwi_core.movers.messages import HEAD_BYTES, Answer, Call, body_bytes, frame
+from kiwi_core.movers.messages import HEAD_BYTES, Call, CallAnswer, body_bytes, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_decoder = msgspec.msgpack.Decoder(Answer)
+_decoder = msgspec.msgpack.Decoder(CallAnswer)
 
 
 class Worker(asyncio.Protocol):
@@ -29,7 +29,7 @@ class Worker(asyncio.Protocol):
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[CallAnswer] | None = None
         self.reaping = False
         """Whether the pool waits for its end."""
 
@@ -42,7 +42,7 @@ class Worker(asyncio.Protocol):
         """Return whether its process is gone, and with it all its driver resources."""
         return self._process is None or self._process.poll() is not None
 
-    async def start(self, environment: Mapping[str, str] | None) -> Answer:
+    async def start(self, environment: Mapping[str, str] | None) -> CallAnswer:
         """Start the process and return its first answer: why ``cuInit`` failed, if it did. Raise
         ``OSError`` if it cannot be started."""
         ours, its = socket.socketpair()
@@ -57,7 +57,7 @@ class Worker(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         return await answer
 
-    def ask(self, call: Call) -> asyncio.Future[Answer]:
+    def ask(self, call: Call) -> asyncio.Future[CallAnswer]:
         """Send ``call`` and return its answer to come, which is an ``OSError`` if the worker ends
         meanwhile. Raise ``OSError`` if it has ended."""
         answer = self._expect()
@@ -71,7 +71,7 @@ class Worker(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _expect(self) -> asyncio.Future[Answer]:
+    def _expect(self) -> asyncio.Future[CallAnswer]:
         if self._transport is not None and self._transport.is_closing():
             raise BrokenPipeError(f"worker {self.pid} has ended")
         self._answer = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ def _process(its: socket.socket, environment: Mapping[str, str] | None) -> subpr
     )  # fmt: skip
 
 
-def value_of(answer: Answer) -> Any:
+def value_of(answer: CallAnswer) -> Any:
     """Return what the call returned, or raise what it raised."""
     failure = answer.failure
     if failure is None:

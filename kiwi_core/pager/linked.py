@@ -33,7 +33,7 @@ class LibraryReport:
     arena_bytes: int = 0
 
 
-class Linked(Protocol):
+class LinkedProcess(Protocol):
     """One process with the library. Attributes change at any time; ``told`` as a whole."""
 
     @property
@@ -59,26 +59,28 @@ class Linked(Protocol):
         ...
 
 
-def all_out(link: Linked) -> bool:
+def all_out(link: LinkedProcess) -> bool:
     """Return whether all that the library owns is out, by its report on this connection."""
     out = link.told.residency is Residency.PAGED_OUT and not link.told.resident_bytes
     return out and link.connected and not link.moving
 
 
-class Links(Protocol):
+class LinkedProcesses(Protocol):
     """The linked processes of all sessions. Methods are called in the loop."""
 
-    def of(self, session: SessionId) -> tuple[Linked, ...]:
+    def of(self, session: SessionId) -> tuple[LinkedProcess, ...]:
         """Return the session's processes that have the library, or had it at their last report."""
         ...
 
-    def everybody(self) -> tuple[Linked, ...]: ...
+    def everybody(self) -> tuple[LinkedProcess, ...]: ...
 
     def paged_out(self) -> tuple[Target, ...]:
         """Return the sessions with linked processes all of which have paged out all they own."""
         ...
 
-    async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
+    async def perform(
+        self, those: Sequence[LinkedProcess], step: Step, deadline_ns: int
+    ) -> list[Outcome]:
         """Make each of ``those`` do ``step``, all at once, and wait for the answers: at most a
         little past ``deadline_ns``, for a move longer (it may have to be undone).
         ``Refused(GONE)``: the process has ended. ``Refused(LOCK_TIMEOUT)``: it did not answer; it
@@ -86,7 +88,9 @@ class Links(Protocol):
         ...
 
 
-async def all_yield(links: Links, those: Sequence[Linked], deadline_ns: int) -> set[ProcessRef]:
+async def all_yield(
+    links: LinkedProcesses, those: Sequence[LinkedProcess], deadline_ns: int
+) -> set[ProcessRef]:
     """Tell these libraries to leave the driver alone. Return the processes whose remaining memory
     the driver may move now. A library that was not told might bring its memory back by itself after
     it loses its daemon, and its call into the driver would then kill the program.

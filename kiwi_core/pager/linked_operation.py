@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint.pager import CheckpointPager
-    from kiwi_core.pager.linked import Linked, Links, Step
+    from kiwi_core.pager.linked import LinkedProcess, LinkedProcesses, Step
 
 _ROUNDS_MAX: Final = 8
 """Rounds of looking for processes that started while others were being held."""
@@ -42,11 +42,11 @@ class LinkedOperation:
     processes."""
 
     _checkpoint: CheckpointPager
-    _links: Links
+    _links: LinkedProcesses
     _config: Config
     _target: Target
     _deadline_ns: int
-    _look: Callable[[Target], list[Linked]]
+    _look: Callable[[Target], list[LinkedProcess]]
     _began_ns: int = field(default_factory=time.monotonic_ns)
 
     async def do(self, operation: Callable[[LinkedOperation], Awaitable[Moved]]) -> Moved:
@@ -58,7 +58,7 @@ class LinkedOperation:
             raise
 
     async def suspend(self) -> Moved:
-        held: list[Linked] = []
+        held: list[LinkedProcess] = []
         try:
             await self._suspend_all(held)
             await self._ask(self._checkpoint.suspend, await self._driver_part())
@@ -81,7 +81,7 @@ class LinkedOperation:
         """Page out. If the session is out already, also move what its libraries have left in the
         GPU, because a second request means that room is short."""
         found = await self._found()
-        held: list[Linked] = []
+        held: list[LinkedProcess] = []
         rest_bytes = 0
         try:
             links = await self._suspend_all(held)
@@ -114,8 +114,8 @@ class LinkedOperation:
         later = [link for link in out if link.ref in by_driver]
         own_pids = [m.ref.pid for m in seen.processes] + [link.ref.pid for link in links]
         reservation = _reservation(out, own_pids)
-        back: list[Linked] = []
-        freed: list[Linked] = []
+        back: list[LinkedProcess] = []
+        freed: list[LinkedProcess] = []
         rest_bytes = moved_bytes = 0
         with self._checkpoint.room.reserved(reservation):
             try:
@@ -134,7 +134,7 @@ class LinkedOperation:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    async def _ours(self) -> list[Linked]:
+    async def _ours(self) -> list[LinkedProcess]:
         """Return the linked processes that their libraries can move: those that the driver does not
         hold. In a held process the library would not return from its first driver call, so the
         driver moves it until a page-in or resume lets it go."""
@@ -164,7 +164,7 @@ class LinkedOperation:
             return (await self._checkpoint.observe(self._target)).resident_bytes
         return 0
 
-    async def _suspend_all(self, held: list[Linked]) -> list[Linked]:
+    async def _suspend_all(self, held: list[LinkedProcess]) -> list[LinkedProcess]:
         """Shut gates until a look finds none open; ``held`` gets the processes held here."""
         until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
@@ -176,7 +176,9 @@ class LinkedOperation:
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
-    async def _still_suspended(self, links: list[Linked], held: list[Linked]) -> list[Linked]:
+    async def _still_suspended(
+        self, links: list[LinkedProcess], held: list[LinkedProcess]
+    ) -> list[LinkedProcess]:
         """Hold what is open again before the driver moves the rest: a program may have been
         replaced (exec), or a new one with an open gate may have started."""
         running = _in(self._look(self._target), Residency.RESIDENT)
@@ -184,10 +186,10 @@ class LinkedOperation:
 
     async def _bring(
         self,
-        out: list[Linked],
+        out: list[LinkedProcess],
         reservation: Reservation,
         room_wait_ns: int,
-        back: list[Linked],
+        back: list[LinkedProcess],
     ) -> int:
         if not out:
             return 0
@@ -198,7 +200,7 @@ class LinkedOperation:
         reservation.spend(sizes)
         return moved_bytes
 
-    async def _take_what_is_large(self, links: list[Linked]) -> None:
+    async def _take_what_is_large(self, links: list[LinkedProcess]) -> None:
         """Have the driver move what the libraries could not, if it is large. If the driver cannot
         move it either, it stays in the GPU, and the session counts as out all the same."""
         most_bytes = self._config.unowned_left_bytes
@@ -213,9 +215,9 @@ class LinkedOperation:
 
     async def _all_do(
         self,
-        links: Sequence[Linked],
+        links: Sequence[LinkedProcess],
         step: Step,
-        done: list[Linked] | None = None,
+        done: list[LinkedProcess] | None = None,
         deadline_ns: int | None = None,
     ) -> int:
         """Make all ``links`` do ``step``; return the bytes that they moved. ``done`` gets those
@@ -277,11 +279,11 @@ class LinkedOperation:
             stop.lacks_room(outcome)
         return True
 
-    async def _undo_suspend(self, stop: Stop, held: list[Linked]) -> None:
+    async def _undo_suspend(self, stop: Stop, held: list[LinkedProcess]) -> None:
         if not await self._over(stop):
             await self._undo(stop, held, "resume", "stays held")
 
-    async def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
+    async def _undo_page_out(self, stop: Stop, found: _Found, held: list[LinkedProcess]) -> bool:
         """Undo as much as possible. Return false if a part must stay out and libraries own all
         memory: the session then counts as out. If the driver moves a part of the session, return
         true; the detail of the refusal then names what stays out."""
@@ -303,7 +305,7 @@ class LinkedOperation:
         seen = await self._checkpoint.observe(self._target)
         return is_owned(self._look(self._target), seen.processes)
 
-    async def _bring_back(self, stop: Stop, out: list[Linked]) -> None:
+    async def _bring_back(self, stop: Stop, out: list[LinkedProcess]) -> None:
         """Bring ``out`` back into the room that it has just left. That room shows up as free late,
         and others may want it."""
         if not out:
@@ -316,7 +318,7 @@ class LinkedOperation:
             await self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
 
     async def _undo_page_in(
-        self, stop: Stop, back: list[Linked], rest_back: Collection[ProcessRef] | None
+        self, stop: Stop, back: list[LinkedProcess], rest_back: Collection[ProcessRef] | None
     ) -> None:
         """Page out again what came back. ``rest_back`` are the linked processes that the driver
         brought back; ``None``: it brought back nothing. A process with an open gate stays in."""
@@ -330,7 +332,7 @@ class LinkedOperation:
             outcome = await self._checkpoint.page_out(rest, self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
 
-    async def _undo(self, stop: Stop, links: list[Linked], step: Step, else_: str) -> None:
+    async def _undo(self, stop: Stop, links: list[LinkedProcess], step: Step, else_: str) -> None:
         outcomes = await self._links.perform(links, step, self._undo_by_ns())
         for link, outcome in zip(links, outcomes, strict=True):
             if not isinstance(outcome, Moved):
@@ -344,7 +346,7 @@ class LinkedOperation:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
 
 
-def is_owned(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
+def is_owned(links: Sequence[LinkedProcess], processes: Sequence[ProcessMemory]) -> bool:
     """Return whether libraries own and move all memory of a session. ``processes`` are those that
     the driver knows, with the state that it reports."""
     refs = {link.ref for link in links if link.connected and link.owns}
@@ -357,31 +359,31 @@ def is_owned(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> boo
 class _Found:
     """The state in which a page-out found the session."""
 
-    held: list[Linked]
+    held: list[LinkedProcess]
     out: set[ProcessRef]
     rest_ran: bool
 
 
-def _reservation(out: Sequence[Linked], own_pids: Collection[int]) -> Reservation:
+def _reservation(out: Sequence[LinkedProcess], own_pids: Collection[int]) -> Reservation:
     """Reserve room for what comes back; a library that does not answer may still take it."""
     moving = lambda: any(link.moving for link in out)  # noqa: E731
     return Reservation(_out_bytes(out), own_pids, can_fail=True, still_moving=moving)
 
 
-def _something_in(link: Linked) -> bool:
+def _something_in(link: LinkedProcess) -> bool:
     out = link.told.residency is Residency.PAGED_OUT
     return not out or (link.connected and link.told.resident_bytes > 0)
 
 
-def _unsure(links: Sequence[Linked]) -> list[Linked]:
+def _unsure(links: Sequence[LinkedProcess]) -> list[LinkedProcess]:
     """Return those that were out at their last report, perhaps to an earlier daemon. They may be
     paging in: the driver must not move them meanwhile, and their bytes would count twice."""
     return [link for link in _in(links, Residency.PAGED_OUT) if not link.connected]
 
 
-def _in(links: Sequence[Linked], residency: Residency) -> list[Linked]:
+def _in(links: Sequence[LinkedProcess], residency: Residency) -> list[LinkedProcess]:
     return [link for link in links if link.told.residency is residency]
 
 
-def _out_bytes(links: Sequence[Linked]) -> int:
+def _out_bytes(links: Sequence[LinkedProcess]) -> int:
     return sum(link.told.paged_out_bytes for link in _in(links, Residency.PAGED_OUT))

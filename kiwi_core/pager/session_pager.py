@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Observation, Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint.pager import CheckpointPager
-    from kiwi_core.pager.linked import LibraryReport, Linked, Links
+    from kiwi_core.pager.linked import LibraryReport, LinkedProcess, LinkedProcesses
     from kiwi_core.units import SessionId
 
 SCRUBBED_NS = NS_PER_S // 2
@@ -48,7 +48,7 @@ class SessionPager:
     stopped run, so that its turn can end."""
 
     def __init__(
-        self, checkpoint: CheckpointPager, links: Links, config: Config = DEFAULTS
+        self, checkpoint: CheckpointPager, links: LinkedProcesses, config: Config = DEFAULTS
     ) -> None:
         self._checkpoint = checkpoint
         self._links = links
@@ -137,7 +137,7 @@ class SessionPager:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _living(self, target: Target) -> list[Linked]:
+    def _living(self, target: Target) -> list[LinkedProcess]:
         """Return the session's live linked processes that can be reached. An unreachable process
         with its memory in the GPU is left to the driver, but not while it may reconnect: its
         library may be at work, and the driver must not take it then."""
@@ -215,7 +215,7 @@ class SessionPager:
                 if len(refs) == len(links):
                     await self._checkpoint.page_out(other, deadline_ns)
 
-    def _who_moves(self, parts: tuple[ProcessMemory, ...], links: list[Linked]) -> MovedBy:
+    def _who_moves(self, parts: tuple[ProcessMemory, ...], links: list[LinkedProcess]) -> MovedBy:
         owned = {link.ref for link in links if link.owns}
         if not owned:
             return MovedBy.CHECKPOINT
@@ -225,7 +225,7 @@ class SessionPager:
         return MovedBy.BOTH if mixed else MovedBy.INPROCESS
 
 
-def _still_out_bytes(link: Linked, in_gpu_bytes: int) -> int:
+def _still_out_bytes(link: LinkedProcess, in_gpu_bytes: int) -> int:
     """Return the bytes that ``link`` has out. A disconnected process may be paging in since an
     earlier daemon: what it has in the GPU must not count twice."""
     if link.told.residency is not Residency.PAGED_OUT:
@@ -234,7 +234,7 @@ def _still_out_bytes(link: Linked, in_gpu_bytes: int) -> int:
     return said_bytes if link.connected else max(0, said_bytes - in_gpu_bytes)
 
 
-def _out_bytes(links: tuple[Linked, ...]) -> dict[ProcessRef, int]:
+def _out_bytes(links: tuple[LinkedProcess, ...]) -> dict[ProcessRef, int]:
     return {
         link.ref: link.told.paged_out_bytes
         for link in links

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import audit
 from kiwi_core.sched.forecast.forecast import Forecast
-from kiwi_core.sched.forecast.lookahead import NEWCOMERS_MAX, Run
+from kiwi_core.sched.forecast.lookahead import NEWCOMERS_MAX, SimulatedFuture
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.model.state import State
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
     from kiwi_core.sched.model.accounts import Account
-    from kiwi_core.sched.model.stories import StoryLine
+    from kiwi_core.sched.model.stories import StoryEntry
     from kiwi_core.sched.view import GpuView, HistoryView, QueueView
     from kiwi_core.units import SessionId
 
@@ -162,7 +162,7 @@ class Scheduler:
         ``before`` others like it; ``None`` if nobody can tell. It costs as much as one forecast:
         about 100 µs, in a crowd 2 ms."""
         before = min(before, NEWCOMERS_MAX - 1)
-        return Run(self._st, now_ns, 0.5, spread=False).newcomer_wait_ns(before)
+        return SimulatedFuture(self._st, now_ns, 0.5, spread=False).newcomer_wait_ns(before)
 
     def accounts(self, now_ns: int) -> dict[SessionId, Account]:
         """Return the sums of each session until ``now_ns``."""
@@ -175,7 +175,7 @@ class Scheduler:
         self._st.departed.clear()
         return departed
 
-    def story(self, session: SessionId) -> tuple[StoryLine, ...]:
+    def story(self, session: SessionId) -> tuple[StoryEntry, ...]:
         """Return what happened to ``session`` lately, oldest first; also for a while after it left.
         Empty for an unknown session."""
         return self._st.stories.lines(session)

@@ -25,7 +25,7 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kiwi_core.simulate.model import Cluster, Faults, Machine, Setup
+    from kiwi_core.simulate.model import Cluster, FaultRates, Setup, SimulatedMachine
     from kiwi_core.simulate.trace import SessionTrace
 
 
@@ -61,11 +61,11 @@ class ClusterSimulation:
         self,
         cluster: Cluster,
         coming: Iterable[SessionTrace],
-        machine: Machine,
+        machine: SimulatedMachine,
         setup: Setup,
         *,
         seed: int,
-        faults: Faults,
+        faults: FaultRates,
     ) -> None:
         empty = Trace(name="", total_bytes=machine.total_bytes, sessions=())
         self.gpus = [

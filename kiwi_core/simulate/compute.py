@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kiwi_core.simulate.process import Proc
+    from kiwi_core.simulate.process import SimulatedProcess
 
 NEVER_NS: Final = 1 << 62
 
@@ -23,8 +23,8 @@ class Compute:
         """The clock of work."""
         self._at_ns = 0
         """The time at which the clock was last advanced."""
-        self._ends: list[tuple[float, int, Proc]] = []
-        self._computing: dict[Proc, tuple[float, int]] = {}
+        self._ends: list[tuple[float, int, SimulatedProcess]] = []
+        self._computing: dict[SimulatedProcess, tuple[float, int]] = {}
         """Where the piece of each process ends on the clock of work, and the piece's number."""
         self._seq = 0
         self.given_ns = 0.0
@@ -34,7 +34,7 @@ class Compute:
         self.next_end_ns = NEVER_NS
         """When the first piece ends if nothing changes before."""
 
-    def begin(self, proc: Proc, piece_ns: float, now_ns: int) -> None:
+    def begin(self, proc: SimulatedProcess, piece_ns: float, now_ns: int) -> None:
         """Let ``proc`` compute from now on, until ``piece_ns`` of work are done or ``stop``."""
         self._advance(now_ns)
         self._seq += 1
@@ -43,7 +43,7 @@ class Compute:
         heapq.heappush(self._ends, (end, self._seq, proc))
         self._plan()
 
-    def stop(self, proc: Proc, now_ns: int) -> float:
+    def stop(self, proc: SimulatedProcess, now_ns: int) -> float:
         """Stop ``proc`` and return the rest of its piece; 0 if it did not compute."""
         if proc not in self._computing:
             return 0.0
@@ -52,7 +52,7 @@ class Compute:
         self._plan()
         return max(0.0, end - self._work_ns)
 
-    def take_ended(self, now_ns: int) -> Proc:
+    def take_ended(self, now_ns: int) -> SimulatedProcess:
         """Remove and return the process whose piece ends now (``now_ns`` is ``next_end_ns``)."""
         self._advance(now_ns)
         _, _, proc = heapq.heappop(self._ends)
@@ -60,7 +60,7 @@ class Compute:
         self._plan()
         return proc
 
-    def __contains__(self, proc: Proc) -> bool:
+    def __contains__(self, proc: SimulatedProcess) -> bool:
         return proc in self._computing
 
     def _speed(self) -> float:

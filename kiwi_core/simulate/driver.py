@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from random import Random
 
     from kiwi_core.sched.actions import Operation
-    from kiwi_core.simulate.model import Faults, Machine
+    from kiwi_core.simulate.model import FaultRates, SimulatedMachine
 
 
-class Verdict(Enum):
+class CallVerdict(Enum):
     DONE = "done"
     REFUSED = "refused"
     NO_ROOM = "no room"
@@ -37,7 +37,7 @@ class Flight:
     moved_bytes: int
     began_ns: int
     ends_ns: int
-    verdict: Verdict
+    verdict: CallVerdict
     hangs: bool
     was_held: bool
     """Whether the process was held before this operation began."""
@@ -48,8 +48,8 @@ class Flight:
         return self.ends_ns > self.action.deadline_ns
 
 
-class Driver:
-    def __init__(self, machine: Machine, faults: Faults, lock_timeout_ns: int) -> None:
+class SimulatedDriver:
+    def __init__(self, machine: SimulatedMachine, faults: FaultRates, lock_timeout_ns: int) -> None:
         self._machine = machine
         self._faults = faults
         self._lock_timeout_ns = lock_timeout_ns
@@ -64,10 +64,10 @@ class Driver:
         draw = rng.random() if self._faults.any else 1.0
         refused = draw < self._faults.refuse
         hangs = not refused and draw < self._faults.refuse + self._faults.hang
-        verdict = Verdict.REFUSED if refused else Verdict.DONE
+        verdict = CallVerdict.REFUSED if refused else CallVerdict.DONE
         if isinstance(action, PageIn) and action.need_bytes > room_bytes:
-            verdict = Verdict.NO_ROOM
-        if verdict is not Verdict.DONE:
+            verdict = CallVerdict.NO_ROOM
+        if verdict is not CallVerdict.DONE:
             waits_for_lock = isinstance(action, (Suspend, PageOut)) and not held
             ends_ns = now_ns + (self._lock_timeout_ns if waits_for_lock else self._machine.hold_ns)
         elif hangs:
@@ -98,7 +98,7 @@ def outcome_of(flight: Flight, resident_bytes: int, host_bytes: int) -> ev.Event
     the session has ``resident_bytes`` in the GPU and ``host_bytes`` in system RAM."""
     op, action = flight.action.op, flight.action
     elapsed_ns = flight.ends_ns - flight.began_ns
-    done = flight.verdict is Verdict.DONE
+    done = flight.verdict is CallVerdict.DONE
     if isinstance(action, PageOut):
         if done:
             return ev.PagedOut(op=op, moved_bytes=host_bytes, elapsed_ns=elapsed_ns)
@@ -106,7 +106,7 @@ def outcome_of(flight: Flight, resident_bytes: int, host_bytes: int) -> ev.Event
     if isinstance(action, PageIn):
         if done:
             return ev.PagedIn(op=op, moved_bytes=flight.moved_bytes, elapsed_ns=elapsed_ns)
-        no_room = flight.verdict is Verdict.NO_ROOM
+        no_room = flight.verdict is CallVerdict.NO_ROOM
         return ev.PageInRefused(op=op, reason=Reason.NO_ROOM if no_room else Reason.DRIVER)
     if isinstance(action, Suspend):
         if done:

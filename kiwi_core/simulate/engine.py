@@ -14,11 +14,11 @@ from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut, Suspend
 from kiwi_core.simulate.compute import NEVER_NS, Compute
-from kiwi_core.simulate.driver import Driver, Verdict, outcome_of
+from kiwi_core.simulate.driver import CallVerdict, SimulatedDriver, outcome_of
 from kiwi_core.simulate.measure import Measures
 from kiwi_core.simulate.model import NO_FAULTS, RESTART_NS
 from kiwi_core.simulate.policies import scheduler_for
-from kiwi_core.simulate.process import Phase, Proc
+from kiwi_core.simulate.process import BurstPhase, SimulatedProcess
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.actions import Action
     from kiwi_core.simulate.driver import Flight
-    from kiwi_core.simulate.model import Faults, Machine, Setup
+    from kiwi_core.simulate.model import FaultRates, Setup, SimulatedMachine
     from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
     from kiwi_core.units import SessionId
 
@@ -46,11 +46,11 @@ class Simulation:
     def __init__(
         self,
         trace: Trace,
-        machine: Machine,
+        machine: SimulatedMachine,
         setup: Setup,
         *,
         seed: int = 0,
-        faults: Faults = NO_FAULTS,
+        faults: FaultRates = NO_FAULTS,
         checks: bool = False,
         record: Callable[[int, ev.Event, list[Action]], None] | None = None,
         progress: Callable[[int], None] | None = None,
@@ -65,10 +65,10 @@ class Simulation:
         self._config = setup.config
         self._seed = seed
         self._kill = faults.kill
-        self._driver = Driver(machine, faults, setup.config.lock_timeout_ns)
+        self._driver = SimulatedDriver(machine, faults, setup.config.lock_timeout_ns)
         self._record = record
         self._progress = progress
-        self._procs: dict[SessionId, Proc] = {}
+        self._procs: dict[SessionId, SimulatedProcess] = {}
         self._begun = 0
         """The number of sessions whose start is scheduled."""
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
@@ -115,7 +115,7 @@ class Simulation:
         self._begun += 1
         if session.cells:
             self.unfinished += 1
-            proc = Proc(session.id, index, session.cells, f"{self._seed}/{session.id}")
+            proc = SimulatedProcess(session.id, index, session.cells, f"{self._seed}/{session.id}")
             self._at(session.starts_ns, self._join, proc)
 
     # --- time -----------------------------------------------------------------------------------
@@ -179,13 +179,13 @@ class Simulation:
 
     # --- notebooks ------------------------------------------------------------------------------
 
-    def _join(self, proc: Proc) -> None:
+    def _join(self, proc: SimulatedProcess) -> None:
         self._procs[proc.id] = proc
         self._tell(ev.SessionJoined(session=proc.id, owner=self.measures.users[proc.index]))
         self._tell(self._seen({proc.id: 0}))
         self._think(proc)
 
-    def _think(self, proc: Proc) -> None:
+    def _think(self, proc: SimulatedProcess) -> None:
         """Schedule the next cell's first GPU statement; after the last cell, the session's end."""
         if proc.next_cell == len(proc.cells):
             self.unfinished -= 1
@@ -196,20 +196,20 @@ class Simulation:
         cell = proc.cells[proc.next_cell]
         self._at(self.now_ns + cell.think_ns + cell.cpu_ns, self._ask, proc)
 
-    def _leave(self, proc: Proc) -> None:
+    def _leave(self, proc: SimulatedProcess) -> None:
         if proc.flight is not None:  # the operation must report before the process ends
             self._at(proc.flight.ends_ns, self._leave, proc)
             return
         self._gone(proc)
 
-    def _gone(self, proc: Proc) -> None:
+    def _gone(self, proc: SimulatedProcess) -> None:
         del self._procs[proc.id]
         self.free_bytes += proc.resident_bytes
         self._tell(ev.SessionLost(session=proc.id))
 
-    def _ask(self, proc: Proc) -> None:
+    def _ask(self, proc: SimulatedProcess) -> None:
         proc.burst += 1
-        proc.phase = Phase.WAITING
+        proc.phase = BurstPhase.WAITING
         proc.asked_ns = self.now_ns
         if not self._wanting:
             self._wanting_since_ns = self.now_ns
@@ -218,13 +218,15 @@ class Simulation:
 
     def _granted(self, action: Grant) -> None:
         proc = self._procs[action.session]
-        if proc.phase is Phase.WAITING and action.burst == proc.burst:
-            proc.phase = Phase.RUNNING
+        if proc.phase is BurstPhase.WAITING and action.burst == proc.burst:
+            proc.phase = BurstPhase.RUNNING
             proc.granted_ns = self.now_ns
             self._begin_cell(proc, proc.cells[proc.next_cell])
 
-    def _begin_cell(self, proc: Proc, cell: Cell) -> None:
-        pieces: list[tuple[float, Callable[[Proc], None]]] = [(cell.gpu_ns, self._finished)]
+    def _begin_cell(self, proc: SimulatedProcess, cell: Cell) -> None:
+        pieces: list[tuple[float, Callable[[SimulatedProcess], None]]] = [
+            (cell.gpu_ns, self._finished)
+        ]
         if cell.peak_bytes != proc.resident_bytes:
             pieces.append((min(TOUCH_NS, cell.gpu_ns // 2), self._touch))
         if self._kill and proc.rng.random() < self._kill:
@@ -236,10 +238,10 @@ class Simulation:
         ][::-1]
         self._go_on(proc)
 
-    def _go_on(self, proc: Proc) -> None:
+    def _go_on(self, proc: SimulatedProcess) -> None:
         self.compute.begin(proc, proc.milestones[-1][0], self.now_ns)
 
-    def _touch(self, proc: Proc) -> None:
+    def _touch(self, proc: SimulatedProcess) -> None:
         """Let the cell allocate or free memory. Without room a real cell would fail; here it is
         counted and goes on with the memory it has, so that the work stays the same."""
         more_bytes = proc.cells[proc.next_cell].peak_bytes - proc.resident_bytes
@@ -251,34 +253,34 @@ class Simulation:
             self._look_later()
         self._go_on(proc)
 
-    def _continue(self, proc: Proc) -> None:
+    def _continue(self, proc: SimulatedProcess) -> None:
         """Let ``proc`` compute if it is not held and has work to do."""
-        idle = proc.phase is Phase.RUNNING and proc not in self.compute
+        idle = proc.phase is BurstPhase.RUNNING and proc not in self.compute
         if idle and not proc.held:
             self._go_on(proc)
 
-    def _finished(self, proc: Proc) -> None:
+    def _finished(self, proc: SimulatedProcess) -> None:
         cell = proc.cells[proc.next_cell]
         self.measures.cell(proc.index, cell.gpu_ns, proc.asked_ns, proc.granted_ns, self.now_ns)
         self._over(proc)
         self._at(self.now_ns + self._machine.look_ns, self._burst_over, proc, proc.burst)
         self._think(proc)
 
-    def _over(self, proc: Proc) -> None:
-        proc.phase = Phase.THINKING
+    def _over(self, proc: SimulatedProcess) -> None:
+        proc.phase = BurstPhase.THINKING
         proc.next_cell += 1
         self._wanting -= 1
         if not self._wanting:
             self.measures.wanted_ns += self.now_ns - self._wanting_since_ns
 
-    def _burst_over(self, proc: Proc, burst: int) -> None:
+    def _burst_over(self, proc: SimulatedProcess, burst: int) -> None:
         # A request for the next burst has ended this one already.
         if proc.burst == burst and proc.id in self._procs:
             if proc.flight is None:
                 self._tell(self._seen({proc.id: proc.resident_bytes}))
             self._tell(ev.BurstEnded(session=proc.id, burst=burst))
 
-    def _killed(self, proc: Proc) -> None:
+    def _killed(self, proc: SimulatedProcess) -> None:
         """End ``proc`` in mid-cell; its user starts a new kernel and runs the next cell."""
         lost_ns = sum(piece_ns for piece_ns, _ in proc.milestones)
         self.measures.killed += 1
@@ -286,7 +288,7 @@ class Simulation:
         self._over(proc)
         self._gone(proc)
         name, _, number = str(proc.id).partition("+")
-        heir = Proc(f"{name}+{int(number or 0) + 1}", proc.index, proc.cells, "")
+        heir = SimulatedProcess(f"{name}+{int(number or 0) + 1}", proc.index, proc.cells, "")
         heir.rng, heir.next_cell = proc.rng, proc.next_cell
         self._at(self.now_ns + RESTART_NS, self._join, heir)
 
@@ -327,17 +329,17 @@ class Simulation:
         flight = self._driver.start(
             action, moved_bytes, self.free_bytes, held, proc.rng, self.now_ns
         )
-        if isinstance(action, PageIn) and flight.verdict is Verdict.DONE:
+        if isinstance(action, PageIn) and flight.verdict is CallVerdict.DONE:
             self.free_bytes -= moved_bytes
         proc.flight = flight
         self._at(flight.ends_ns, self._land, proc, flight)
         if flight.is_overdue:
             self._at(action.deadline_ns, self._tell, ev.OperationOverdue(op=action.op))
 
-    def _land(self, proc: Proc, flight: Flight) -> None:
+    def _land(self, proc: SimulatedProcess, flight: Flight) -> None:
         proc.flight = None
         action, counts = flight.action, self.measures.operations
-        if flight.verdict is Verdict.DONE:
+        if flight.verdict is CallVerdict.DONE:
             counts[type(action).__name__] += 1
             counts["hangs"] += flight.hangs
             self._take_effect(proc, flight)
@@ -347,7 +349,7 @@ class Simulation:
         self._continue(proc)
         self._tell(outcome_of(flight, proc.resident_bytes, proc.host_bytes))
 
-    def _take_effect(self, proc: Proc, flight: Flight) -> None:
+    def _take_effect(self, proc: SimulatedProcess, flight: Flight) -> None:
         moved_bytes = flight.moved_bytes
         if isinstance(flight.action, PageOut):
             proc.resident_bytes -= moved_bytes
@@ -363,5 +365,5 @@ class Simulation:
             self.measures.moved(moved_bytes, flight.ends_ns - flight.began_ns)
 
 
-def _offset(piece: tuple[float, Callable[[Proc], None]]) -> float:
+def _offset(piece: tuple[float, Callable[[SimulatedProcess], None]]) -> float:
     return piece[0]

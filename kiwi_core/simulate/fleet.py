@@ -11,7 +11,7 @@ from kiwi_core.simulate.cluster import ClusterSimulation, arrivals
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.measure import Measures
 from kiwi_core.simulate.mixes import generate
-from kiwi_core.simulate.model import NO_FAULTS, Cluster, Faults, Machine, Setup
+from kiwi_core.simulate.model import NO_FAULTS, Cluster, FaultRates, Setup, SimulatedMachine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence, Sequence
@@ -34,7 +34,7 @@ class Work:
     hours: float = 24.0
     sessions: int | None = None
 
-    def of(self, seed: int, machine: Machine) -> Trace:
+    def of(self, seed: int, machine: SimulatedMachine) -> Trace:
         if self.trace is not None:
             return self.trace
         return generate(
@@ -49,9 +49,9 @@ class Plan:
     seed ``seed + n`` under every set-up, so that all are compared on the same work."""
 
     work: Work
-    machine: Machine = field(default_factory=Machine)
+    machine: SimulatedMachine = field(default_factory=SimulatedMachine)
     setup: Setup = field(default_factory=Setup)
-    faults: Faults = NO_FAULTS
+    faults: FaultRates = NO_FAULTS
     seed: int = 0
     gpus: int = 1
     cluster: Cluster | None = None

@@ -111,7 +111,7 @@ _SUMS: Final = (
 # --- summaries ----------------------------------------------------------------------------------
 
 
-class Spread(Struct, frozen=True, kw_only=True):
+class Quantiles(Struct, frozen=True, kw_only=True):
     """The distribution of ``n`` values, in seconds; slowdowns are factors."""
 
     n: int
@@ -125,8 +125,8 @@ class Spread(Struct, frozen=True, kw_only=True):
 class ClassSummary(Struct, frozen=True, kw_only=True):
     cells: str
     """The name of the class, by the GPU time that its cells need alone."""
-    wait_s: Spread
-    slowdown: Spread
+    wait_s: Quantiles
+    slowdown: Quantiles
 
 
 class UserSummary(Struct, frozen=True, kw_only=True):
@@ -155,7 +155,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Cells of less than 30 s of GPU."""
     all: ClassSummary
     classes: tuple[ClassSummary, ...]
-    place_wait_s: Spread
+    place_wait_s: Quantiles
     """In a cluster: the waits of sessions that found no free place when they came."""
     users: tuple[UserSummary, ...]
     out_of_memory: int
@@ -213,12 +213,12 @@ def _slowdown(measures: Measures, cell: int) -> float:
     return max(1.0, measures.response_ns[cell] / alone_ns)
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> Quantiles:
     """Return the distribution, with percentiles by the nearest rank; all 0 without a value."""
     ordered = sorted(values)
     if not ordered:
-        return Spread(n=0, mean=0.0, p50=0.0, p95=0.0, p99=0.0, max=0.0)
-    return Spread(
+        return Quantiles(n=0, mean=0.0, p50=0.0, p95=0.0, p99=0.0, max=0.0)
+    return Quantiles(
         n=len(ordered),
         mean=sum(ordered) / len(ordered),
         p50=_rank(ordered, 0.50),

@@ -18,7 +18,7 @@ from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
 
 
 @dataclass(frozen=True)
-class Kind:
+class CellKind:
     """The behaviour of one kind of session. Pairs are evenly drawn ranges; shares are fractions."""
 
     cell_median_s: float
@@ -43,26 +43,26 @@ FIRST_LOAD: Final = 0.7
 GROWTH_CHANCE: Final = 0.15
 """Probability that a later cell takes half of what is missing to the final footprint."""
 
-NOTEBOOK: Final = Kind(
+NOTEBOOK: Final = CellKind(
     cell_median_s=120.0, cell_sigma=1.36, cell_max_s=3600.0, gpu_share=(0.05, 0.65),
     think_median_s=300.0, think_sigma=1.0, break_chance=0.1, break_s=(1200.0, 5400.0),
 )  # fmt: skip
 """The published medians and quartiles (sigma 1.36 puts p75 at 2.5 times the median). How much of
 a cell is GPU work is not published; this range makes 8 of them about as much as a GPU can do."""
 
-INTERACTIVE: Final = Kind(
+INTERACTIVE: Final = CellKind(
     cell_median_s=5.0, cell_sigma=1.2, cell_max_s=120.0, gpu_share=(0.6, 1.0),
     think_median_s=30.0, think_sigma=1.0, break_chance=0.03, break_s=(300.0, 1200.0),
 )  # fmt: skip
 """A user who tries things out: a few seconds of GPU, half a minute of thought."""
 
-TRAINING: Final = Kind(
+TRAINING: Final = CellKind(
     cell_median_s=3600.0, cell_sigma=0.6, cell_max_s=4 * 3600.0,
     think_median_s=60.0, think_sigma=0.5, footprint=(0.4, 0.9),
 )  # fmt: skip
 """Computes almost all the time."""
 
-HEAVY: Final = Kind(
+HEAVY: Final = CellKind(
     cell_median_s=20.0, cell_sigma=1.3, cell_max_s=1800.0,
     think_median_s=16.0, think_sigma=1.1,
 )  # fmt: skip
@@ -76,7 +76,7 @@ SMALL: Final = (0.15, 0.3)
 @dataclass(frozen=True)
 class Mix:
     summary: str
-    kinds: tuple[tuple[Kind, int], ...]
+    kinds: tuple[tuple[CellKind, int], ...]
     """Each kind of session, and how many there are of it."""
 
     @property
@@ -84,7 +84,7 @@ class Mix:
         return sum(count for _, count in self.kinds)
 
 
-def _small(kind: Kind) -> Kind:
+def _small(kind: CellKind) -> CellKind:
     return replace(kind, footprint=SMALL)
 
 
@@ -124,7 +124,7 @@ def generate(
     return Trace(name=mix, total_bytes=total_bytes, sessions=tuple(made))
 
 
-def _kinds(mix: Mix, sessions: int | None) -> list[Kind]:
+def _kinds(mix: Mix, sessions: int | None) -> list[CellKind]:
     if sessions is None or sessions == mix.sessions:
         return [kind for kind, count in mix.kinds for _ in range(count)]
     if sessions < len(mix.kinds):
@@ -133,13 +133,13 @@ def _kinds(mix: Mix, sessions: int | None) -> list[Kind]:
             f"This mix has {len(mix.kinds)} kinds of sessions; {sessions} are too few.",
             f"Give at least {len(mix.kinds)}.",
         )
-    kinds: list[Kind] = []
+    kinds: list[CellKind] = []
     for kind, count in mix.kinds[1:]:
         kinds += [kind] * max(1, round(sessions * count / mix.sessions))
     return [mix.kinds[0][0]] * (sessions - len(kinds)) + kinds
 
 
-def _cells(kind: Kind, rng: random.Random, length_s: float, total_bytes: int) -> list[Cell]:
+def _cells(kind: CellKind, rng: random.Random, length_s: float, total_bytes: int) -> list[Cell]:
     final_bytes = int(rng.uniform(*kind.footprint) * total_bytes)
     held_bytes = CONTEXT_BYTES
     cells: list[Cell] = []

@@ -16,7 +16,7 @@ GB: Final = 10**9
 
 
 @dataclass(frozen=True)
-class Machine:
+class SimulatedMachine:
     """One GPU and its way to system RAM."""
 
     total_bytes: int = 80 * GIB
@@ -37,7 +37,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Faults:
+class FaultRates:
     """Probabilities of faults: per operation, ``kill`` per cell."""
 
     refuse: float = 0.0
@@ -52,7 +52,7 @@ class Faults:
         return bool(self.refuse or self.hang or self.kill)
 
 
-NO_FAULTS: Final = Faults()
+NO_FAULTS: Final = FaultRates()
 RESTART_NS: Final = 30_000 * NS_PER_MS
 """Time from the death of a kernel until its user has a new one."""
 HANG_NS: Final = 60_000 * NS_PER_MS

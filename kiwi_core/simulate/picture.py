@@ -11,7 +11,7 @@ from kiwi_core.units import format_duration_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kiwi_core.simulate.measure import Spread, Summary
+    from kiwi_core.simulate.measure import Quantiles, Summary
 
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's colours: the colour-blind can tell them apart; visible on white and on black."""
@@ -106,7 +106,7 @@ def _axis(top_s: float, width: int) -> list[str]:
     return parts
 
 
-def _bar(x: float, wait: Spread, top_s: float, colour: str) -> list[str]:
+def _bar(x: float, wait: Quantiles, top_s: float, colour: str) -> list[str]:
     if not wait.n:
         return []
     median, p95, longest = (_y(value, top_s) for value in (wait.p50, wait.p95, wait.max))

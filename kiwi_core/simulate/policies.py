@@ -8,12 +8,12 @@ from kiwi_core.sched.policy import names
 from kiwi_core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from kiwi_core.simulate.model import Machine, Setup
+    from kiwi_core.simulate.model import Setup, SimulatedMachine
 
 NAMES: Final = names()
 
 
-def scheduler_for(machine: Machine, setup: Setup, checks: bool) -> Scheduler:
+def scheduler_for(machine: SimulatedMachine, setup: Setup, checks: bool) -> Scheduler:
     """Return a new scheduler. Raise ``CallerError("unknown-policy")``."""
     return Scheduler(
         machine.total_bytes,

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.trace import Cell
 
 
-class Phase(Enum):
+class BurstPhase(Enum):
     THINKING = "thinking"
     WAITING = "waiting"
     RUNNING = "running"
     """The burst has begun; it may be suspended."""
 
 
-class Proc:
+class SimulatedProcess:
     """The real state of one kernel process, which may differ from the scheduler's record."""
 
     __slots__ = (
@@ -37,10 +37,10 @@ class Proc:
         self.cells = cells
         self.next_cell = 0
         self.rng = random.Random(seed)
-        self.phase = Phase.THINKING
+        self.phase = BurstPhase.THINKING
         self.burst = 0
         self.asked_ns = self.granted_ns = 0
-        self.milestones: list[tuple[float, Callable[[Proc], None]]] = []
+        self.milestones: list[tuple[float, Callable[[SimulatedProcess], None]]] = []
         """The remaining pieces of the cell's GPU part, the next one last: the work of each in
         nanoseconds, and the function to call at its end."""
         self.resident_bytes = self.host_bytes = 0

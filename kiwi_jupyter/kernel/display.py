@@ -66,7 +66,7 @@ def as_html(text: str, share: float | None, hint: str = CPU_WORK) -> str:
     return f'<div role="status" style="{_STYLE}">{html.escape(text)}{bar}</div>{below}'
 
 
-class WaitingLine:
+class CellWaitLine:
     """Shows nothing for the first ``delay_s``. ``publish(text, html)`` is the screen: called
     again and again, at last with two empty strings if anything was shown. ``hint``: HTML below.
 

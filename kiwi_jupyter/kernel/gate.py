@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.client.patience import FULL_AGAIN_S
 from kiwi_core.errors import KiwiError, PeerError, is_full
-from kiwi_jupyter.kernel.display import WaitingLine, on_no_screen, screens_for
+from kiwi_jupyter.kernel.display import CellWaitLine, on_no_screen, screens_for
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import take_override
 from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
@@ -89,7 +89,7 @@ class CellRun:
     before: Before = field(default_factory=Before.now)
     screens: Callable[[], Screen] = on_no_screen
     """Make the screens of its waiting lines, as its own thread knows them when it begins."""
-    below: WaitingLine | None = None
+    below: CellWaitLine | None = None
     """The line that another thread draws below the cell while a driver call holds it."""
 
 
@@ -112,7 +112,7 @@ class CellGate:
         self._bystander: contextvars.Context | None = None
         """The context variables of the cell that runs without a turn, copied in its own thread, so
         that another thread can draw below it."""
-        self._below: WaitingLine | None = None
+        self._below: CellWaitLine | None = None
         """The line below that cell while a driver call holds it."""
         self._pid = os.getpid()
         self.last_verdict: Verdict | None = None
@@ -376,10 +376,10 @@ class CellGate:
         if self._session.lost:
             raise GpuMemoryLostError(LOST)
 
-    def _line(self, run: CellRun) -> WaitingLine:
-        return WaitingLine(run.screens(), delay_s=self._config.waiting_line_delay_s)
+    def _line(self, run: CellRun) -> CellWaitLine:
+        return CellWaitLine(run.screens(), delay_s=self._config.waiting_line_delay_s)
 
-    def suspended_line(self) -> WaitingLine | None:
+    def suspended_line(self) -> CellWaitLine | None:
         """Return a line below the cell that has the GPU. It ends with that cell. Called in any
         thread."""
         with self._lock:
@@ -389,7 +389,7 @@ class CellGate:
             run.below = self._line_of_held(run.screens())
             return run.below
 
-    def unforeseen_line(self) -> WaitingLine | None:
+    def unforeseen_line(self) -> CellWaitLine | None:
         """Return a line below the cell that runs without a turn. It ends with that cell. Called in
         any thread."""
         with self._lock:
@@ -399,8 +399,8 @@ class CellGate:
             self._below = self._line_of_held(screens())
             return self._below
 
-    def _line_of_held(self, screen: Screen) -> WaitingLine:
-        return WaitingLine(screen, delay_s=self._config.waiting_line_delay_s, hint="")
+    def _line_of_held(self, screen: Screen) -> CellWaitLine:
+        return CellWaitLine(screen, delay_s=self._config.waiting_line_delay_s, hint="")
 
     def _give_up(self, run: CellRun) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kiwi_core.client import Client
     from kiwi_core.wire.messages import Waiting
     from kiwi_jupyter.kernel.burst import Burst
-    from kiwi_jupyter.kernel.display import WaitingLine
+    from kiwi_jupyter.kernel.display import CellWaitLine
 
 LOOK_S: Final = 0.25
 """Interval at which a suspension, or its end, is looked for."""
@@ -38,14 +38,14 @@ class HeldLine:
         self,
         waiting: Callable[[], Waiting | None],
         goes_on: Callable[[], bool],
-        line: Callable[[], WaitingLine | None],
+        line: Callable[[], CellWaitLine | None],
         words: Callable[[Waiting, float], str],
     ) -> None:
         self._waiting = waiting
         self._goes_on = goes_on
         self._make_line = line
         self._words = words
-        self._line: WaitingLine | None = None
+        self._line: CellWaitLine | None = None
         self._heard: Waiting | None = None
         self._heard_s = 0.0
         self._began_s = 0.0
@@ -83,7 +83,7 @@ class HeldLine:
             line.close()
 
 
-def line_of_suspension(burst: Burst, line: Callable[[], WaitingLine | None]) -> HeldLine:
+def line_of_suspension(burst: Burst, line: Callable[[], CellWaitLine | None]) -> HeldLine:
     """Watch a suspended burst until it ends, also between two of its cells: it is usually suspended
     more than once."""
     return HeldLine(
@@ -95,7 +95,7 @@ def line_of_suspension(burst: Burst, line: Callable[[], WaitingLine | None]) -> 
 
 
 def line_of_unforeseen(
-    client: Callable[[], Client | None], line: Callable[[], WaitingLine | None]
+    client: Callable[[], Client | None], line: Callable[[], CellWaitLine | None]
 ) -> HeldLine:
     """Follow the wait of a call for which the cell did not ask beforehand."""
 

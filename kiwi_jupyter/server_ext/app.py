@@ -16,7 +16,7 @@ from kiwi_jupyter.server_ext.handlers import ELSE, ROUTES
 from kiwi_jupyter.server_ext.placer import is_disabled
 from kiwi_jupyter.server_ext.provisioner import install
 from kiwi_jupyter.server_ext.scrapes import Scrapes
-from kiwi_jupyter.server_ext.service import Service
+from kiwi_jupyter.server_ext.service import KiwiService
 from kiwi_jupyter.server_ext.stream import EventsHandler
 
 
@@ -82,7 +82,7 @@ class KiwiServerApp(ExtensionApp):
         " KIWI_PAGER in a kernelspec's or the server's environment goes first.",
     ).tag(config=True)
 
-    service: Service
+    service: KiwiService
     scrapes: Scrapes
 
     @validate("stream_interval_s")
@@ -111,7 +111,7 @@ class KiwiServerApp(ExtensionApp):
         if self.socket_dir:
             os.environ[config.ENV_SOCKET_DIR] = os.path.abspath(self.socket_dir)
         directory = Path(os.path.abspath(config.socket_dir()))
-        self.service = Service(
+        self.service = KiwiService(
             directory,
             Documents(self.serverapp.session_manager),
             self.log,

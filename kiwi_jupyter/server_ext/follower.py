@@ -40,7 +40,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Lost:
+class DaemonLost:
     """The daemon does not answer (any more), and why. ``gone``: it took its socket away."""
 
     socket: Path
@@ -49,11 +49,11 @@ class Lost:
     at: float
 
 
-class Follower(threading.Thread):
+class DaemonFollower(threading.Thread):
     """Follows the daemon at ``socket`` until closed, or until the socket is gone. ``tell`` gets
     each word, in this thread. ``client`` is for requests, from any thread."""
 
-    def __init__(self, socket: Path, tell: Callable[[Heard | Lost], None]) -> None:
+    def __init__(self, socket: Path, tell: Callable[[Heard | DaemonLost], None]) -> None:
         super().__init__(name=f"kiwi {socket.stem}", daemon=True)
         self.socket = socket
         self.client: Client | None = None
@@ -77,7 +77,7 @@ class Follower(threading.Thread):
                 return
             failures = 0 if heard else failures + 1
             if heard or failures == 1 or gone:
-                self._tell(Lost(self.socket, error, gone, time.time()))
+                self._tell(DaemonLost(self.socket, error, gone, time.time()))
             if gone:
                 return
             self._closed.wait(RETRY_S[min(failures, len(RETRY_S) - 1)])

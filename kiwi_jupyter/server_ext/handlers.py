@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.client import Client
     from kiwi_jupyter.server_ext.app import KiwiServerApp
-    from kiwi_jupyter.server_ext.service import Service
+    from kiwi_jupyter.server_ext.service import KiwiService
 
 RESOURCE: Final = "kiwi"
 
@@ -56,7 +56,7 @@ class KiwiHandler(APIHandler):
     auth_resource = RESOURCE
 
     @property
-    def service(self) -> Service:
+    def service(self) -> KiwiService:
         return app_of(self).service
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:

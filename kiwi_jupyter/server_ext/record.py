@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.errors import KiwiError
     from kiwi_core.wire.messages import GpuStatus, HistoryEntry, HistoryReport
-    from kiwi_jupyter.server_ext.follower import Heard, Lost
+    from kiwi_jupyter.server_ext.follower import DaemonLost, Heard
 
 SAME_RUN_S: Final = 5.0
 """Two statuses of one process agree on when it began, but for the time they took and the clock's
@@ -53,7 +53,7 @@ class GpuRecord:
         if heard.history is not None:
             self._take_history(heard.history, heard.at)
 
-    def loses(self, lost: Lost) -> None:
+    def loses(self, lost: DaemonLost) -> None:
         self.error = lost.error
         self.stale = False
         self.gone_at = lost.at if lost.gone else None

@@ -17,7 +17,7 @@ from kiwi_jupyter.server_ext.threads import in_thread
 if TYPE_CHECKING:
     from kiwi_core.client import Client
     from kiwi_core.wire.messages import GpuStatus
-    from kiwi_jupyter.server_ext.service import Service
+    from kiwi_jupyter.server_ext.service import KiwiService
 
 ASK_EVERY_S: Final = 5.0
 """Prometheus scrapes every 15 s or more seldom; numbers are never older than this."""
@@ -29,7 +29,7 @@ _ANSWER_S: Final = 2.0
 
 
 class Scrapes:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: KiwiService) -> None:
         self._service = service
         self._readings: list[GpuReading] = []
         self._scraped_s = 0.0

@@ -33,7 +33,7 @@ DOCUMENTS_EVERY_S = 1.0
 """Interval at which renamed notebooks are looked for."""
 
 
-class Service:
+class KiwiService:
     """Lives in the server's event loop. ``interval_s``: least time between two deltas.
     ``disabled``: its kernels run without Kiwi; what others do with the GPU is shown all the same,
     but no daemon is started."""

@@ -54,7 +54,7 @@ class GpuHandler(SettingHandler):
         self.say(await self.act(uuid, f"set {words}", settle))
 
 
-class SessionHandler(SettingHandler):
+class SessionSettingsHandler(SettingHandler):
     @web.authenticated
     @authorized
     async def patch(self, uuid: str, session: str) -> None:
@@ -70,4 +70,7 @@ class SessionHandler(SettingHandler):
         self.say(wanted)
 
 
-ROUTES: Final[list[tuple[str, type[KiwiHandler]]]] = [(GPU, GpuHandler), (SESSION, SessionHandler)]
+ROUTES: Final[list[tuple[str, type[KiwiHandler]]]] = [
+    (GPU, GpuHandler),
+    (SESSION, SessionSettingsHandler),
+]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.client import discover
 from kiwi_core.client.autostart import ENV_DAEMON_ARGS, autostart
 from kiwi_core.errors import KiwiError, PeerError
-from kiwi_jupyter.server_ext.follower import Follower, Heard, Lost
+from kiwi_jupyter.server_ext.follower import DaemonFollower, DaemonLost, Heard
 from kiwi_jupyter.server_ext.model import Problem
 from kiwi_jupyter.server_ext.record import GpuRecord
 from kiwi_jupyter.server_ext.shape import problem_of
@@ -73,7 +73,7 @@ class Upstream:
         self._watched = watched
         self._idle_s = idle_s
         self.records: dict[Path, GpuRecord] = {}
-        self._followers: dict[Path, Follower] = {}
+        self._followers: dict[Path, DaemonFollower] = {}
         self._tending: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._start_error: KiwiError | None = None
@@ -131,7 +131,7 @@ class Upstream:
         new = [path for path in discover(self._directory) if not self._is_followed(path)]
         loop = asyncio.get_running_loop()
         for path in new:
-            follower = Follower(path, lambda word: call_in(loop, self._hear, word))
+            follower = DaemonFollower(path, lambda word: call_in(loop, self._hear, word))
             self._followers[path] = follower
             follower.start()
         return bool(new)
@@ -152,7 +152,7 @@ class Upstream:
             self._followers.pop(path, None)
         return bool(gone)
 
-    def _hear(self, word: Heard | Lost) -> None:
+    def _hear(self, word: Heard | DaemonLost) -> None:
         if word.socket not in self._followers:
             return  # said before it was closed
         record = self.records.setdefault(word.socket, GpuRecord())

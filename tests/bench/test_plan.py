@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiwi_core.bench import plan
-from kiwi_core.bench.plan import FreeMemory, Patience
+from kiwi_core.bench.plan import FreeMemory, TimeLimits
 from kiwi_core.errors import CallerError
 from kiwi_core.units import GIB, MIB
 
 H100 = FreeMemory(80 * GIB, 79 * GIB, 120 * GIB)
 SPEEDS = st.floats(min_value=1e6, max_value=1e12)
-PATIENCE = Patience()
+PATIENCE = TimeLimits()
 
 
 @st.composite

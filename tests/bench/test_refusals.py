@@ -14,7 +14,7 @@ from cuda_program import CudaProgram
 
 from kiwi_core import emulator
 from kiwi_core.bench.moves import one_switch, there_and_back
-from kiwi_core.bench.process import Worker
+from kiwi_core.bench.process import BenchWorker
 from kiwi_core.errors import KiwiError
 from kiwi_core.units import MIB
 
@@ -87,7 +87,7 @@ def test_a_gpu_that_others_use(alone: Path, borrowed: dict[str, str], tmp_path: 
 def test_what_a_worker_says_and_when_it_says_nothing(
     alone: Path, borrowed: dict[str, str], tmp_path: Path
 ) -> None:
-    with Worker("bus", {**os.environ, **borrowed}, tmp_path / "log") as worker:
+    with BenchWorker("bus", {**os.environ, **borrowed}, tmp_path / "log") as worker:
         with pytest.raises(KiwiError) as told:
             worker.ask("open", uuid="GPU-00000000-0000-0000-0000-000000000000")
         assert told.value.code == "no-such-gpu"
@@ -107,7 +107,7 @@ def test_what_a_worker_says_and_when_it_says_nothing(
 
 def test_a_worker_that_dies_is_told_with_its_last_words(alone: Path, tmp_path: Path) -> None:
     with (
-        Worker("no such role", dict(os.environ), tmp_path / "log") as worker,
+        BenchWorker("no such role", dict(os.environ), tmp_path / "log") as worker,
         pytest.raises(KiwiError, match="KeyError"),
     ):
         worker.ask("directory", 60.0)

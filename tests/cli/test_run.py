@@ -17,7 +17,7 @@ from cli_process import PATIENCE_S, finish
 from scripted_daemon import eventually
 
 from kiwi_core.cli import child, exits, run
-from kiwi_core.cli.wait_line import WaitingLine, sentence
+from kiwi_core.cli.wait_line import TerminalWaitLine, sentence
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import (
     Acquire,
@@ -354,7 +354,7 @@ class Terminal(io.StringIO):
 def test_the_line_on_a_terminal_is_redrawn_and_removed():
     now = [0.0]
     terminal = Terminal()
-    line = WaitingLine(terminal, lambda: now[0])
+    line = TerminalWaitLine(terminal, lambda: now[0])
     waiting = Waiting(burst=1, position=1, ahead=0)
     line.show(waiting)
     assert terminal.getvalue() == ""
@@ -367,7 +367,7 @@ def test_the_line_on_a_terminal_is_redrawn_and_removed():
 def test_a_log_gets_a_line_every_ten_seconds():
     now = [0.0]
     log = io.StringIO()
-    line = WaitingLine(log, lambda: now[0])
+    line = TerminalWaitLine(log, lambda: now[0])
     for second in range(25):
         now[0] = float(second)
         line.show(Waiting(burst=1, position=1, ahead=0))

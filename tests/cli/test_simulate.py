@@ -14,7 +14,7 @@ from kiwi_core.sched.events import SettingsChanged
 from kiwi_core.sched.replay import JournalEntry, JournalHeader, decode_line, encode_line
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.mixes import generate
-from kiwi_core.simulate.model import Machine, Setup
+from kiwi_core.simulate.model import Setup, SimulatedMachine
 from kiwi_core.simulate.trace import from_lines
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_S
@@ -38,7 +38,8 @@ def journal(tmp_path: Path) -> Path:
     with path.open("wb") as file:
         file.write(encode_line(header))
         Simulation(
-            generate("6+1", hours=0.5), Machine(out_bytes_per_s=8e9, in_bytes_per_s=12e9), Setup(),
+            generate("6+1", hours=0.5),
+            SimulatedMachine(out_bytes_per_s=8e9, in_bytes_per_s=12e9), Setup(),
             record=lambda now_ns, event, actions: file.write(
                 encode_line(JournalEntry(now_ns=now_ns, event=event, actions=actions))
             ) and None,

@@ -17,7 +17,7 @@ import pytest
 
 from kiwi_core.daemon import __main__ as process
 from kiwi_core.daemon.base import claim as claims
-from kiwi_core.daemon.base.claim import Claim
+from kiwi_core.daemon.base.claim import GpuClaim
 from kiwi_core.daemon.base.sockets import OneDaemonLock, alone, already_running
 from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.errors import CallerError
@@ -35,10 +35,10 @@ def gpu() -> str:
 
 
 def name(gpu: str) -> str:
-    return Claim(gpu, HERE)._name
+    return GpuClaim(gpu, HERE)._name
 
 
-async def asked_by(second: Claim) -> bool:
+async def asked_by(second: GpuClaim) -> bool:
     return await asyncio.to_thread(second.try_take)
 
 
@@ -47,7 +47,7 @@ def test_the_first_has_it_and_says_where_it_is(gpu: str) -> None:
 
 
 async def _first_and_second(gpu: str) -> None:
-    first, second, other = Claim(gpu, HERE), Claim(gpu, THERE), Claim(f"{gpu}0", THERE)
+    first, second, other = GpuClaim(gpu, HERE), GpuClaim(gpu, THERE), GpuClaim(f"{gpu}0", THERE)
     assert first.try_take()
     assert first.try_take()
     reached = True
@@ -76,14 +76,14 @@ def test_a_daemon_that_starts_elsewhere_gives_up_and_says_why(
 
 
 async def _elsewhere(gpu: str, tmp_path: Path) -> None:
-    first = Claim(gpu, HERE)
+    first = GpuClaim(gpu, HERE)
     assert first.try_take()
     first.serve(lambda: True)
     path = tmp_path / "GPU.sock"
     lock = OneDaemonLock(tmp_path / "GPU.lock")
 
     def start() -> bool:
-        return asyncio.run(alone(Claim(gpu, path), lock, path, asyncio.Event()))
+        return asyncio.run(alone(GpuClaim(gpu, path), lock, path, asyncio.Event()))
 
     with pytest.raises(CallerError, match="already running") as caught:
         await asyncio.to_thread(start)
@@ -95,9 +95,9 @@ async def _elsewhere(gpu: str, tmp_path: Path) -> None:
 def test_it_is_free_when_its_daemon_has_ended(gpu: str) -> None:
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if Claim(gpu, HERE).try_take() else 1)
+        os._exit(0 if GpuClaim(gpu, HERE).try_take() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    claim = Claim(gpu, HERE)
+    claim = GpuClaim(gpu, HERE)
     assert claim.try_take()
     claim.close()
 
@@ -108,7 +108,7 @@ def test_a_name_where_nobody_listens_is_no_daemons(
     monkeypatch.setattr(claims, "SILENT_ASKS", 3)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(name(gpu))
-        claim = Claim(gpu, HERE)
+        claim = GpuClaim(gpu, HERE)
         assert [claim.try_take() for _ in range(3)] == [False, False, True]
 
 
@@ -122,7 +122,7 @@ def test_a_name_where_nobody_answers_is_not_believed_for_ever(
         full.bind(name(gpu))
         full.listen(0)
         queued.connect(name(gpu))
-        claim = Claim(gpu, HERE)
+        claim = GpuClaim(gpu, HERE)
         assert [claim.try_take() for _ in range(3)] == [False, False, True]
 
 
@@ -133,7 +133,7 @@ def test_a_full_queue_is_not_taken_at_once(gpu: str, monkeypatch: pytest.MonkeyP
 
 
 async def _full_queue(gpu: str) -> None:
-    first = Claim(gpu, HERE)
+    first = GpuClaim(gpu, HERE)
     assert first.try_take()
     answered = 0
 
@@ -164,7 +164,7 @@ def connected(gpu: str) -> Iterator[socket.socket]:
 def test_whoever_connects_in_a_loop_keeps_no_daemon_from_its_answer(
     gpu: str, *, blocking: bool
 ) -> None:
-    first = Claim(gpu, HERE)
+    first = GpuClaim(gpu, HERE)
     assert first.try_take()
     flooder = os.fork()
     if flooder == 0:
@@ -186,7 +186,7 @@ def _flood(gpu: str, *, blocking: bool) -> None:
         os._exit(1)
 
 
-async def _asked_in_a_flood(first: Claim, gpu: str) -> None:
+async def _asked_in_a_flood(first: GpuClaim, gpu: str) -> None:
     came = 0
 
     def asked() -> bool:
@@ -197,7 +197,7 @@ async def _asked_in_a_flood(first: Claim, gpu: str) -> None:
     first.serve(asked)
     while came < 10 * claims.BACKLOG:  # the test's time limit ends it if nobody floods
         await asyncio.sleep(0.01)
-    second = Claim(gpu, THERE)
+    second = GpuClaim(gpu, THERE)
     while not second.holder_path:
         assert not await asked_by(second), "a second daemon for the GPU"
     assert second.holder_path == str(HERE)
@@ -213,7 +213,7 @@ def test_who_waits_while_there_is_no_descriptor_is_answered_later(
 async def _no_descriptor(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, errors, opened = asyncio.get_running_loop(), [], 0
     loop.set_exception_handler(lambda _loop, context: errors.append(context))
-    first = Claim(gpu, HERE)
+    first = GpuClaim(gpu, HERE)
     assert first.try_take()
     again = claims._Answers._open
 

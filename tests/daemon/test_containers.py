@@ -13,8 +13,8 @@ from session_program import SessionProgram
 from somebody import ALICE, Somebody
 
 from kiwi_core.daemon.base.peers import Owner, Peer, Rights
-from kiwi_core.daemon.roster.registry import Member, session_id
-from kiwi_core.gpu.containers import HIDDEN, Group, Kind, container_of, group_of
+from kiwi_core.daemon.roster.registry import SessionRecord, session_id
+from kiwi_core.gpu.containers import HIDDEN, ContainerKind, Group, container_of, group_of
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.states import Notice, SessionState
 
@@ -35,34 +35,36 @@ STATIC = "0123456789abcdef" * 2
 @pytest.mark.parametrize(
     ("path", "kind", "id_"),
     [
-        (f"/docker/{ID}", Kind.CONTAINER, ID),
-        (f"/system.slice/docker-{ID}.scope", Kind.CONTAINER, ID),
-        (f"/docker/{ID}/user.slice/session-1.scope", Kind.CONTAINER, ID),
-        (f"/machine.slice/libpod-{ID}.scope/container", Kind.CONTAINER, ID),
-        (f"/libpod_parent/libpod-{ID}", Kind.CONTAINER, ID),
-        (f"/system.slice/nerdctl-{ID}.scope", Kind.CONTAINER, ID),
-        (f"/default/{ID}", Kind.CONTAINER, ID),
-        (f"/kubepods/burstable/pod{POD}/{ID}", Kind.POD, POD),
-        (f"/kubepods/pod{POD}/crio-{ID}", Kind.POD, POD),
-        (f"/kubepods/besteffort/pod{STATIC}/{ID}", Kind.POD, STATIC),
+        (f"/docker/{ID}", ContainerKind.CONTAINER, ID),
+        (f"/system.slice/docker-{ID}.scope", ContainerKind.CONTAINER, ID),
+        (f"/docker/{ID}/user.slice/session-1.scope", ContainerKind.CONTAINER, ID),
+        (f"/machine.slice/libpod-{ID}.scope/container", ContainerKind.CONTAINER, ID),
+        (f"/libpod_parent/libpod-{ID}", ContainerKind.CONTAINER, ID),
+        (f"/system.slice/nerdctl-{ID}.scope", ContainerKind.CONTAINER, ID),
+        (f"/default/{ID}", ContainerKind.CONTAINER, ID),
+        (f"/kubepods/burstable/pod{POD}/{ID}", ContainerKind.POD, POD),
+        (f"/kubepods/pod{POD}/crio-{ID}", ContainerKind.POD, POD),
+        (f"/kubepods/besteffort/pod{STATIC}/{ID}", ContainerKind.POD, STATIC),
         (
             f"/kubepods.slice/kubepods-burst.slice/kubepods-pod{POD_}.slice/cri-containerd-{ID}.scope",
-            Kind.POD,
+            ContainerKind.POD,
             POD,
         ),
-        (f"/kubepods.slice/kubepods-pod{POD_}.slice/crio-{ID}.scope/container", Kind.POD, POD),
+        (f"/kubepods.slice/kubepods-pod{POD_}.slice/crio-{ID}.scope/container",
+         ContainerKind.POD, POD),
         (f"/system.slice/containerd.service/kubepods-pod{POD_}.slice:cri-containerd:{ID}",
-         Kind.CONTAINER, ID),
+         ContainerKind.CONTAINER, ID),
         # As a daemon in a pod of its own sees another one.
-        (f"/../../kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope", Kind.POD, POD),
-        ("/slurm/uid_1000/job_12/step_0/task_0", Kind.JOB, "12"),
-        ("/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0", Kind.JOB, "7"),
-        (f"/system.slice/slurmstepd.scope/job_7/libpod-{ID}.scope", Kind.JOB, "7"),
+        (f"/../../kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
+         ContainerKind.POD, POD),
+        ("/slurm/uid_1000/job_12/step_0/task_0", ContainerKind.JOB, "12"),
+        ("/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0", ContainerKind.JOB, "7"),
+        (f"/system.slice/slurmstepd.scope/job_7/libpod-{ID}.scope", ContainerKind.JOB, "7"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["0::", "12:memory:", "1:name=systemd:"])
 def test_a_control_group_names_its_pod_container_or_job(
-    before: str, path: str, kind: Kind, id_: str
+    before: str, path: str, kind: ContainerKind, id_: str
 ) -> None:
     assert group_of(f"{before}{path}\n") == Group(kind, id_)
 
@@ -88,14 +90,14 @@ def test_other_control_groups_name_none(path: str) -> None:
 
 
 def test_the_first_hierarchy_that_names_one_counts() -> None:
-    assert group_of(f"3:cpu:/\n2:memory:/docker/{ID}\n0::/\n") == Group(Kind.CONTAINER, ID)
+    assert group_of(f"3:cpu:/\n2:memory:/docker/{ID}\n0::/\n") == Group(ContainerKind.CONTAINER, ID)
     assert group_of("") is None
     assert group_of("no line of a cgroup file") is None
 
 
 def test_what_a_container_makes_below_its_own_group_changes_nothing() -> None:
     assert group_of(f"0::/docker/{ID}/docker/{OTHER}/kubepods/pod{POD}\n") == Group(
-        Kind.CONTAINER, ID
+        ContainerKind.CONTAINER, ID
     )
 
 
@@ -130,7 +132,9 @@ def test_the_same_uid_in_another_container_is_somebody_else() -> None:
 
 def test_turns_go_round_containers_too() -> None:
     ref = ProcessRef(1, 1)
-    owners = {Member(session_id(ref), ref, 1000, container=name).owner for name in ("", ID, OTHER)}
+    owners = {
+        SessionRecord(session_id(ref), ref, 1000, container=name).owner for name in ("", ID, OTHER)
+    }
     assert len(owners) == 3
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.links.link import Link
-from kiwi_core.daemon.roster.registry import Member
+from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.daemon.sessions.empty_turns import BACKOFF_MAX_S, BACKOFF_S, EmptyTurns
 from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.gpu.processes import ProcessRef
@@ -63,7 +63,7 @@ class Stage:
         self.looks: list[Callable[[], None]] = []
         self.with_driver: set[SessionId] = set()
         self.members = {
-            name: Member(name, ProcessRef(number, 1), 1000)
+            name: SessionRecord(name, ProcessRef(number, 1), 1000)
             for number, name in enumerate((FLOODER, OTHER), start=1)
         }
         self.link = Link(ProcessRef(1, 1), 1000, session=FLOODER)
@@ -87,7 +87,7 @@ class Stage:
                 member.in_burst, member.waiting = True, False
         self.gates.after(Step(event, actions, self.scheduler.holders, self.now_ns))
 
-    def after_a_look(self, _member: Member, go_on: Callable[[], None]) -> None:
+    def after_a_look(self, _member: SessionRecord, go_on: Callable[[], None]) -> None:
         self.looks.append(go_on)
 
     def look(self) -> None:
@@ -102,18 +102,18 @@ class Stage:
     def of(self, session: SessionId) -> Sequence[Link]:
         return (self.link,) if session == FLOODER else ()
 
-    def get(self, session: SessionId) -> Member | None:
+    def get(self, session: SessionId) -> SessionRecord | None:
         return self.members.get(session)
 
     # --- what happens ---
 
-    def request_own(self, member: Member) -> None:
+    def request_own(self, member: SessionRecord) -> None:
         self._request(member, 0)
 
     def other_asks(self, burst: int) -> None:
         self._request(self.members[OTHER], burst)
 
-    def _request(self, member: Member, client_burst: int) -> None:
+    def _request(self, member: SessionRecord, client_burst: int) -> None:
         burst = member.number(client_burst)
         member.waiting, member.in_burst = True, False
         self.feed(ev.LeaseRequested(session=member.id, burst=burst))

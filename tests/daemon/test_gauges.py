@@ -13,7 +13,7 @@ from cuda_processes import Worker
 from kiwi_core import emulator
 from kiwi_core.daemon.base.peers import Peer, Rights
 from kiwi_core.daemon.engine import gauges as gauges_module
-from kiwi_core.daemon.engine.gauges import RAM_READS_MAX, Gauges, Outside, RamGauge, steadied
+from kiwi_core.daemon.engine.gauges import RAM_READS_MAX, GaugeReader, Outside, RamGauge, steadied
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import nvml
 from kiwi_core.gpu.processes import ProcessRef, ref_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ADA, BOB = Peer(1, 1000, 1000), Peer(2, 1001, 1001)
 RIGHTS = Rights(daemon_uid=0)
-READ = nvml.Gauges(utilisation_percent=40, temperature_c=60, power_w=300.4, power_limit_w=700.0)
+READ = nvml.GpuGauges(utilisation_percent=40, temperature_c=60, power_w=300.4, power_limit_w=700.0)
 
 
 # --- a real daemon ------------------------------------------------------------------------------
@@ -75,11 +75,11 @@ def test_a_program_outside_kiwi_is_named_and_a_session_is_not(
 
 
 class Gpu:
-    def __init__(self, *answers: nvml.Gauges | Exception) -> None:
+    def __init__(self, *answers: nvml.GpuGauges | Exception) -> None:
         self.answers = list(answers)
         self.used: dict[int, int] = {}
 
-    async def gauges(self) -> nvml.Gauges:
+    async def gauges(self) -> nvml.GpuGauges:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -92,12 +92,12 @@ class Gpu:
 class World:
     """Gauges that are read as often as there are answers. ``news`` has what was told."""
 
-    def __init__(self, *answers: nvml.Gauges | Exception, outside_bytes: int = 0) -> None:
+    def __init__(self, *answers: nvml.GpuGauges | Exception, outside_bytes: int = 0) -> None:
         self.gpu = Gpu(*answers)
         self.waits: list[float] = []
         self.news: list[GaugesStatus] = []
         self.kiwis: set[ProcessRef] = set()
-        self.gauges = Gauges(
+        self.gauges = GaugeReader(
             cast("Any", self.gpu),
             kiwis=lambda: self.kiwis,
             movers=lambda: [77],
@@ -117,7 +117,7 @@ class World:
 
 
 def test_what_hardly_changes_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = nvml.Gauges(
+    other = nvml.GpuGauges(
         utilisation_percent=40, temperature_c=60, power_w=304.0, power_limit_w=700.0
     )
     world = World(READ, other)

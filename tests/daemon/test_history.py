@@ -13,7 +13,7 @@ from talker import Talker
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.peers import Peer, Rights
 from kiwi_core.daemon.reports.status import Reporter
-from kiwi_core.daemon.roster.registry import DEPARTED_MIN, Member, SessionRegistry
+from kiwi_core.daemon.roster.registry import DEPARTED_MIN, SessionRecord, SessionRegistry
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.scheduler import Scheduler
@@ -162,7 +162,9 @@ class World:
 
     def join(self, id_: SessionId, uid: int, name: str) -> None:
         ref = ProcessRef(1000, 1)
-        self.registry._by_id[id_] = Member(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
+        self.registry._by_id[id_] = SessionRecord(
+            id=id_, ref=ref, uid=uid, name=name, kernel_id=name
+        )
         self.scheduler.handle(ev.SessionJoined(session=id_), self.tick())
 
     def leave(self, id_: str) -> None:

@@ -18,9 +18,9 @@ from kiwi_core.daemon.reports.ledger import (
     FINE_S,
     HOUR_S,
     KEPT_FOR_S,
-    Bucket,
     Ledger,
     Total,
+    UsageBucket,
     bucket_begin_s,
     since_s,
 )
@@ -38,8 +38,8 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "GPU-1.usage")
 
 
-def at(unix_s: float, uid: int = ALICE, name: str = "a.ipynb", job: str = "") -> Bucket:
-    return Bucket(bucket_begin_s(unix_s), uid, name, job)
+def at(unix_s: float, uid: int = ALICE, name: str = "a.ipynb", job: str = "") -> UsageBucket:
+    return UsageBucket(bucket_begin_s(unix_s), uid, name, job)
 
 
 def test_what_is_added_is_summed_by_user_and_by_notebook(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.daemon.links.links import ANCESTORS_MAX, Links, above
-from kiwi_core.daemon.roster.registry import Member, SessionRegistry, session_id
+from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry, session_id
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 
@@ -37,7 +37,7 @@ def test_no_walk_through_proc_for_each_session_that_joins(monkeypatch: pytest.Mo
         monkeypatch.setattr(processes, "stat_of", _fail)
         monkeypatch.setattr(processes, "ref_of", _fail)
         assert links.nearest(link) is None
-        own, above_it = (Member(session_id(ref), ref, UID) for ref in (me, parent))
+        own, above_it = (SessionRecord(session_id(ref), ref, UID) for ref in (me, parent))
         registry._by_ref[parent] = above_it
         assert links.nearest(link) is above_it
         registry._by_ref[me] = own

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kiwi_core.daemon.links.little_ram import LittleRam
-from kiwi_core.daemon.roster.registry import Member
+from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 from kiwi_core.gpu.processes import ProcessRef
@@ -30,7 +30,7 @@ class Stage:
     def __init__(self, root: Path) -> None:
         self.told: list[UserNotice] = []
         connection: Any = SimpleNamespace(send=self.told.append)
-        self.member = Member(id=SessionId("k1"), ref=REF, uid=0, connection=connection)
+        self.member = SessionRecord(id=SessionId("k1"), ref=REF, uid=0, connection=connection)
         self.links: list[Any] = []
         self.root = root
         self._write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")

@@ -11,7 +11,7 @@ import pytest
 from blocking import Loop
 from fake_pager import FakePager, Hang, Lose, Raise, Refuse
 
-from kiwi_core.daemon.engine.operations import Operations
+from kiwi_core.daemon.engine.operations import OperationRunner
 from kiwi_core.daemon.sessions.shutdown import NO_ANSWER, bring_back
 from kiwi_core.pager.api import ProcessRef, Target
 from kiwi_core.sched import events as ev
@@ -33,7 +33,7 @@ class World:
         self.pager = FakePager(1024 * MIB)
         self.pager.start(S, resident_bytes=100 * MIB)
         self.posted: Queue[ev.Event] = Queue()
-        self.operations = Operations(self.pager, self.posted.put)
+        self.operations = OperationRunner(self.pager, self.posted.put)
 
     def perform(self, kind: type[Operation], op: int = 1, deadline_in_s: float = 60) -> ev.Event:
         self.start(kind, op, deadline_in_s)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.roster.registry import Member
+from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.daemon.sessions.queue_places import QueuePlaces
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.peer_limits import QUEUE_PLACES
@@ -16,8 +16,8 @@ from kiwi_core.units import SessionId
 UID, BURST, OWN = 1000, 7, 0
 
 
-def some_member(number: int) -> Member:
-    return Member(SessionId(f"k{number}"), ProcessRef(number, 1), UID)
+def some_member(number: int) -> SessionRecord:
+    return SessionRecord(SessionId(f"k{number}"), ProcessRef(number, 1), UID)
 
 
 @pytest.mark.parametrize("asked", [(BURST, OWN), (OWN, BURST), (BURST, OWN, OWN)])
@@ -25,9 +25,9 @@ def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
     asked: tuple[int, ...],
 ) -> None:
     """Else nobody would ever grant the burst that the client waits for."""
-    lined_up: list[tuple[Member, int]] = []
+    lined_up: list[tuple[SessionRecord, int]] = []
 
-    def line_up(member: Member, client_burst: int) -> None:
+    def line_up(member: SessionRecord, client_burst: int) -> None:
         member.waiting = True
         lined_up.append((member, client_burst))
 

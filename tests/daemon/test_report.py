@@ -18,7 +18,7 @@ from kiwi_core.daemon.engine.gauges import RamGauge
 from kiwi_core.daemon.reports import announce
 from kiwi_core.daemon.reports.announce import Announcer
 from kiwi_core.daemon.reports.status import ANOTHER_USER, Reporter
-from kiwi_core.daemon.roster.registry import Member
+from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.pager.api import ProcessRef
@@ -44,12 +44,12 @@ class Sessions:
             host_budget_bytes=8 * GIB,
             first_op=1,
         )
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, SessionRecord] = {}
         for number in range(count + 1):
             id_ = SessionId(f"k{number}")
             uid = BOB.uid if number == count else ALICE.uid
             ref = ProcessRef(1000 + number, 1)
-            self.members[id_] = Member(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
+            self.members[id_] = SessionRecord(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
             self.scheduler.handle(ev.SessionJoined(session=id_), number)
         gpu = GpuInfo(
             index=0,

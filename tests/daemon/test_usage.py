@@ -328,10 +328,12 @@ def reported(
     path: Path, reader: Peer, totals: dict[tuple[int, str], Account], by: UsageBy
 ) -> list[UsageRow]:
     async def scene() -> list[UsageRow]:
-        from kiwi_core.daemon.reports.ledger import Bucket
+        from kiwi_core.daemon.reports.ledger import UsageBucket
 
         place = Place(path)
-        rows = {Bucket(FINE_S * 5, uid, name): account for (uid, name), account in totals.items()}
+        rows = {
+            UsageBucket(FINE_S * 5, uid, name): account for (uid, name), account in totals.items()
+        }
         place.ledger.add(rows, FINE_S * 5)
         reporter = UsageReporter(
             place.keeper, place.ledger, Rights(daemon_uid=1001), Shares()[USAGE_QUESTIONS]

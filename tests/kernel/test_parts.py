@@ -12,9 +12,9 @@ import pytest
 
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import Waiting
-from kiwi_jupyter.kernel.analysis.steps import KEPT_MAX, Reading, Step, read
+from kiwi_jupyter.kernel.analysis.steps import KEPT_MAX, CodeStep, Reading, read
 from kiwi_jupyter.kernel.config import Kiwi
-from kiwi_jupyter.kernel.display import WaitingLine, as_html
+from kiwi_jupyter.kernel.display import CellWaitLine, as_html
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import rewrite_head, take_override
@@ -96,7 +96,7 @@ class Screen:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.said: list[str] = []
-        self.line = WaitingLine(
+        self.line = CellWaitLine(
             lambda text, _html: self.said.append(text), delay_s=0.3, clock=lambda: self.now_s
         )
 
@@ -204,7 +204,7 @@ def test_what_the_user_says_to_kiwi_is_the_setting_then_the_environment(
     assert config.named_gpu() == "0"
 
 
-def steps(reading: Reading, text: str) -> list[Step]:
+def steps(reading: Reading, text: str) -> list[CodeStep]:
     return reading.steps(ast.parse(text), (text, 0))
 
 

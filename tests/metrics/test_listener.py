@@ -14,28 +14,28 @@ from samples import SCRAPE_TIMEOUT_S, Scrape, away, reading, scrape
 
 from kiwi_core.cli.app import _parser
 from kiwi_core.errors import CallerError
-from kiwi_core.metrics.listener import Listener
+from kiwi_core.metrics.listener import MetricsListener
 from kiwi_core.metrics.reading import GpuPlace, GpuReading, ask_daemons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    Open = Callable[..., Listener]
+    Open = Callable[..., MetricsListener]
 
 
 @pytest.fixture
 def listening() -> Iterator[Open]:
     """Starts listeners on free ports; all are closed."""
-    made: list[Listener] = []
+    made: list[MetricsListener] = []
 
     def start(
         ask: Callable[[Sequence[GpuPlace]], list[GpuReading]] = ask_daemons,
         places: Sequence[GpuPlace] = (),
         host: str = "127.0.0.1",
         port: int = 0,
-    ) -> Listener:
-        listener = Listener(host, port, places, ask)
+    ) -> MetricsListener:
+        listener = MetricsListener(host, port, places, ask)
         listener.start()
         made.append(listener)
         return listener
@@ -134,7 +134,7 @@ def test_a_port_in_use_is_said_with_what_to_do(listening: Open) -> None:
     first = listening(lambda _: [])
     port = int(first.url.rpartition(":")[2].partition("/")[0])
     with pytest.raises(CallerError) as refused:
-        Listener("127.0.0.1", port, ())
+        MetricsListener("127.0.0.1", port, ())
     assert refused.value.code == "no-metrics-port"
     assert f"127.0.0.1:{port}" in refused.value.message
     assert "another port" in refused.value.remedy
@@ -142,13 +142,13 @@ def test_a_port_in_use_is_said_with_what_to_do(listening: Open) -> None:
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(CallerError) as refused:
-        Listener("192.0.2.1", 0, ())  # reserved for documentation
+        MetricsListener("192.0.2.1", 0, ())  # reserved for documentation
     assert "address of this machine" in refused.value.remedy
 
 
 def test_a_name_that_nobody_knows_is_refused() -> None:
     with pytest.raises(CallerError, match="Cannot serve metrics"):
-        Listener("no-such-host.invalid", 0, ())
+        MetricsListener("no-such-host.invalid", 0, ())
 
 
 @pytest.mark.parametrize(

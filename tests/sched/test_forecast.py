@@ -102,7 +102,7 @@ def test_one_who_computes_with_habits() -> None:
 
 def test_what_may_still_be_is_not_ruled_out() -> None:
     """The high end falls no further than the turn may still last, if it was that high before."""
-    standing = forecast.Standing(0, 0, (), 0)
+    standing = forecast.ForecastBasis(0, 0, (), 0)
     promise = forecast.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
                               seconds(2, 9, 20), 0, seconds(2, 9, 20))  # fmt: skip
     promise.renew(seconds(1), 14 * S, standing._replace(now_ns=S, holders=frozenset({B})))
@@ -112,7 +112,7 @@ def test_what_may_still_be_is_not_ruled_out() -> None:
 def test_a_figure_falls_at_once_only_where_people_see_why() -> None:
     """A figure that is far too long runs down faster than the clock. If the place, the holder or
     the settings have changed, the new figure is shown at once."""
-    standing = forecast.Standing(0, 1, (), 0)
+    standing = forecast.ForecastBasis(0, 1, (), 0)
     for change in ({}, {"ahead": 0}, {"holders": frozenset({B})}, {"settings": ("x",)}):
         one = forecast.Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
                               seconds(60), 0, seconds(60))  # fmt: skip
@@ -206,13 +206,13 @@ def test_many_who_go_first_are_the_reason() -> None:
 
 
 def test_a_move_that_goes_wrong_is_the_reason() -> None:
-    before = forecast.Standing(0, 1, ("round-robin",), 0)
+    before = forecast.ForecastBasis(0, 1, ("round-robin",), 0)
     assert forecast._why(before, before._replace(troubles=1)) == "a move of memory went wrong"
 
 
 def test_what_contradicts_for_a_moment_only_is_not_told() -> None:
     shown = seconds(10)
-    standing = forecast.Standing(0, 0, (), 0)
+    standing = forecast.ForecastBasis(0, 0, (), 0)
     promise = forecast.Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown)
     promise.renew(seconds(40), 0, standing._replace(now_ns=1 * S))
     promise.renew(seconds(9), 0, standing._replace(now_ns=1 * S))
@@ -394,7 +394,7 @@ def test_a_wait_that_nobody_notices_says_nothing() -> None:
 
 def promise(expected_s: float) -> forecast.Promise:
     first, ns = seconds(expected_s), round(expected_s * S)
-    standing = forecast.Standing(0, 0, (), 0)
+    standing = forecast.ForecastBasis(0, 0, (), 0)
     return forecast.Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first)
 
 

@@ -11,7 +11,7 @@ from world import World
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.forecast import lookahead
 from kiwi_core.sched.forecast.futures import CROWD, GRANTS, futures, tail_ns
-from kiwi_core.sched.forecast.lookahead import NEVER_NS, Run, burst_ns
+from kiwi_core.sched.forecast.lookahead import NEVER_NS, SimulatedFuture, burst_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
 from kiwi_core.sched.model.session import RoomRequest, Session
 from kiwi_core.sched.model.state import State
@@ -108,7 +108,7 @@ def test_nobody_knows_when_it_is_never_serialised_and_nothing_ends() -> None:
 
 def test_a_run_has_an_end() -> None:
     world = two()
-    assert Run(state(world), 62 * S, 0.5, spread=True).waits_ns(9, steps_max=1) == {}
+    assert SimulatedFuture(state(world), 62 * S, 0.5, spread=True).waits_ns(9, steps_max=1) == {}
 
 
 def test_a_long_queue_is_run_to_its_head_and_summed_to_its_tail() -> None:

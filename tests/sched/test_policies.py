@@ -14,13 +14,13 @@ from kiwi_core.sched.actions import Grant
 from kiwi_core.sched.model import usage
 from kiwi_core.sched.model.policy import Policy, TurnSettings
 from kiwi_core.sched.model.session import Session
-from kiwi_core.sched.model.usage import Usage
+from kiwi_core.sched.model.usage import RecentUsage
 from kiwi_core.sched.policy import check_name, names, registry
 from kiwi_core.sched.policy.interactive import Interactive
 from kiwi_core.sched.replay import JournalHeader, Replay, decode_line, encode_line
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.simulate.engine import Simulation
-from kiwi_core.simulate.model import GB, Machine, Setup
+from kiwi_core.simulate.model import GB, Setup, SimulatedMachine
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
 from kiwi_core.states import Priority
 from kiwi_core.units import GIB, NS_PER_S, SessionId
@@ -313,7 +313,7 @@ def test_turns_that_do_not_agree_with_the_queue_are_found() -> None:
 
 
 def test_what_was_had_fades_and_sums_stay_right() -> None:
-    book = Usage()
+    book = RecentUsage()
     a, b = Session(A), Session(B)
     everybody = (a, b)
     for session in everybody:
@@ -357,7 +357,7 @@ def shares(
     trace: Trace, hours: float, policy: str = "interactive", **priorities: Priority
 ) -> list[float]:
     """Return each session's share of the time that all held the GPU."""
-    machine = Machine(out_bytes_per_s=25.0 * GB, in_bytes_per_s=25.0 * GB)
+    machine = SimulatedMachine(out_bytes_per_s=25.0 * GB, in_bytes_per_s=25.0 * GB)
     simulation = Simulation(trace, machine, Setup(policy=policy), seed=1)
     simulation.begin()
     while simulation.now_ns < hours * 3600 * NS_PER_S:

@@ -19,7 +19,7 @@ from kiwi_core.errors import PeerError
 from kiwi_core.states import AntiThrash, HistoryKind, SessionState
 from kiwi_core.wire import messages as w
 from kiwi_jupyter.server_ext import diff, hub
-from kiwi_jupyter.server_ext.follower import Heard, Lost
+from kiwi_jupyter.server_ext.follower import DaemonLost, Heard
 from kiwi_jupyter.server_ext.hub import Hub
 from kiwi_jupyter.server_ext.model import Delta, Heartbeat, Server, Snapshot, State
 from kiwi_jupyter.server_ext.record import GpuRecord
@@ -141,7 +141,7 @@ class World:
             self.record.hears(Heard(None, what, history, self.now))  # type: ignore[arg-type]
         elif kind == "lost":
             error = PeerError("disconnected", "It went.", "Wait.")
-            self.record.loses(Lost(None, error, what, self.now))  # type: ignore[arg-type]
+            self.record.loses(DaemonLost(None, error, what, self.now))  # type: ignore[arg-type]
         elif kind == "renamed":
             self.paths = dict(what)
         else:

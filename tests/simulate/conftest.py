@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kiwi_core.simulate.model import Machine
+from kiwi_core.simulate.model import SimulatedMachine
 from kiwi_core.units import GIB, NS_PER_MS
 
 
 @pytest.fixture
-def exact() -> Machine:
+def exact() -> SimulatedMachine:
     """Moves 10 GiB a second plus 100 ms, always; looks take no time."""
-    return Machine(
+    return SimulatedMachine(
         out_bytes_per_s=10.0 * GIB,
         in_bytes_per_s=10.0 * GIB,
         swap_fixed_ns=100 * NS_PER_MS,

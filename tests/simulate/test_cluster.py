@@ -11,13 +11,20 @@ from kiwi_core.simulate.cluster import ClusterSimulation, arrivals
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.fleet import Plan, Work, run
 from kiwi_core.simulate.measure import Measures, summarise
-from kiwi_core.simulate.model import NO_FAULTS, Cluster, Faults, Machine, Placing, Setup
+from kiwi_core.simulate.model import (
+    NO_FAULTS,
+    Cluster,
+    FaultRates,
+    Placing,
+    Setup,
+    SimulatedMachine,
+)
 from kiwi_core.simulate.trace import SessionTrace
 from kiwi_core.units import GIB, NS_PER_S
 
 
 def played(
-    cluster: Cluster, coming: list[SessionTrace], machine: Machine, placing: Placing
+    cluster: Cluster, coming: list[SessionTrace], machine: SimulatedMachine, placing: Placing
 ) -> ClusterSimulation:
     simulation = ClusterSimulation(
         cluster, coming, machine, Setup(placing=placing), seed=0, faults=NO_FAULTS
@@ -39,17 +46,19 @@ def some(number: int, *, every_s: float = 1.0, gpu_s: float = 100.0) -> list[Ses
     ]
 
 
-def test_packing_fills_one_gpu_after_the_other(exact: Machine) -> None:
+def test_packing_fills_one_gpu_after_the_other(exact: SimulatedMachine) -> None:
     cluster = Cluster(nodes=2, gpus=2, places=3)
     assert where(played(cluster, some(7), exact, Placing.PACK)) == [3, 3, 1, 0]
 
 
-def test_spreading_takes_the_node_and_gpu_with_the_fewest_sessions(exact: Machine) -> None:
+def test_spreading_takes_the_node_and_gpu_with_the_fewest_sessions(exact: SimulatedMachine) -> None:
     cluster = Cluster(nodes=2, gpus=2, places=3)
     assert where(played(cluster, some(6), exact, Placing.SPREAD)) == [2, 1, 2, 1]
 
 
-def test_the_shortest_wait_is_found_where_sessions_are_many_but_idle(exact: Machine) -> None:
+def test_the_shortest_wait_is_found_where_sessions_are_many_but_idle(
+    exact: SimulatedMachine,
+) -> None:
     """Node 0 has one session that computes, node 1 has two that think."""
     busy = session("busy", cell(1000.0), starts_s=0.0, leaves_s=0.0)
     thinkers = [
@@ -65,7 +74,7 @@ def test_the_shortest_wait_is_found_where_sessions_are_many_but_idle(exact: Mach
     assert by_number.gpus[0].measures.users[-1] == "t1"  # beside the one that computes
 
 
-def test_weights_that_are_out_of_date_send_all_to_one_node(exact: Machine) -> None:
+def test_weights_that_are_out_of_date_send_all_to_one_node(exact: SimulatedMachine) -> None:
     coming = some(8, every_s=10.0)
     fresh = Cluster(nodes=4, gpus=1, weight_delay_ns=NS_PER_S)
     stale = Cluster(nodes=4, gpus=1, weight_delay_ns=1000 * NS_PER_S)
@@ -73,7 +82,7 @@ def test_weights_that_are_out_of_date_send_all_to_one_node(exact: Machine) -> No
     assert where(played(stale, coming, exact, Placing.WAIT)) == [8, 0, 0, 0]
 
 
-def test_a_session_without_a_place_waits_until_one_leaves(exact: Machine) -> None:
+def test_a_session_without_a_place_waits_until_one_leaves(exact: SimulatedMachine) -> None:
     cluster = Cluster(nodes=1, gpus=1, places=1)
     simulation = played(cluster, some(3, every_s=10.0), exact, Placing.PACK)
     summary = summarise(simulation.measures)  # type: ignore[attr-defined]
@@ -83,7 +92,7 @@ def test_a_session_without_a_place_waits_until_one_leaves(exact: Machine) -> Non
     assert (summary.place_wait_s.n, summary.all.wait_s.max) == (2, pytest.approx(0.0, abs=0.1))
 
 
-def test_one_gpu_is_simulated_as_it_is_alone(exact: Machine) -> None:
+def test_one_gpu_is_simulated_as_it_is_alone(exact: SimulatedMachine) -> None:
     sessions = [
         session(name, *[cell(20.0, think_s=5.0)] * 5, starts_s=starts_s, leaves_s=0.0)
         for name, starts_s in (("a", 0.0), ("b", 3.0), ("c", 4.0))
@@ -103,8 +112,8 @@ def test_all_work_is_done_whoever_places_it(placing: Placing) -> None:
     coming = arrivals("6+1", cluster, hours=0.9, sessions=None, seed=1, total_bytes=80 * GIB)
     assert len(coming) == 4 * 3 * 7
     simulation = ClusterSimulation(
-        cluster, coming, Machine(), Setup(placing=placing), seed=1,
-        faults=Faults(refuse=0.02, hang=0.01, kill=0.02),
+        cluster, coming, SimulatedMachine(), Setup(placing=placing), seed=1,
+        faults=FaultRates(refuse=0.02, hang=0.01, kill=0.02),
     )  # fmt: skip
     measures = simulation.run()
     cells = Counter(one.gpu_ns for life in coming for one in life.cells)

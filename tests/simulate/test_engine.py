@@ -15,12 +15,12 @@ from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, PageIn, PageOut
 from kiwi_core.sched.policy import names
-from kiwi_core.simulate.driver import Verdict
+from kiwi_core.simulate.driver import CallVerdict
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.measure import Measures, summarise
 from kiwi_core.simulate.mixes import MIXES, generate
-from kiwi_core.simulate.model import Faults, Machine, Setup
-from kiwi_core.simulate.process import Proc
+from kiwi_core.simulate.model import FaultRates, Setup, SimulatedMachine
+from kiwi_core.simulate.process import SimulatedProcess
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
@@ -28,7 +28,7 @@ from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
 RR = Setup(policy="round-robin")
 
 
-def run(work: Trace, machine: Machine, setup: Setup = RR, **more: object) -> Measures:
+def run(work: Trace, machine: SimulatedMachine, setup: Setup = RR, **more: object) -> Measures:
     return Simulation(work, machine, setup, checks=True, **more).run()  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def seconds(values: object) -> list[float]:
 # --- by hand ------------------------------------------------------------------------------------
 
 
-def test_one_cell_alone_waits_for_nothing(exact: Machine) -> None:
+def test_one_cell_alone_waits_for_nothing(exact: SimulatedMachine) -> None:
     measures = run(trace(session("a", cell(12.0, think_s=3.0, cpu_s=2.0))), exact)
     assert seconds(measures.wait_ns) == [0.0]
     assert seconds(measures.response_ns) == [12.0]
@@ -51,7 +51,7 @@ def test_one_cell_alone_waits_for_nothing(exact: Machine) -> None:
     ("leaves_s", "wait_s", "swaps"), [(None, 6.1, 1), (0.5, 0.0, 0), (2.0, 6.1, 1)]
 )
 def test_who_leaves_makes_room(
-    exact: Machine, leaves_s: float | None, wait_s: float, swaps: int
+    exact: SimulatedMachine, leaves_s: float | None, wait_s: float, swaps: int
 ) -> None:
     """A is done after 10 s, B asks after 11. A that leaves in the middle of its move out is gone at
     the end of that."""
@@ -61,7 +61,7 @@ def test_who_leaves_makes_room(
     assert measures.swaps == swaps
 
 
-def test_many_who_come_and_go_need_no_more_system_ram_than_some(exact: Machine) -> None:
+def test_many_who_come_and_go_need_no_more_system_ram_than_some(exact: SimulatedMachine) -> None:
     little = replace(exact, host_budget_bytes=130 * GIB)
     come = [session(f"s{n}", cell(5.0), starts_s=20.0 * n, leaves_s=30.0) for n in range(12)]
     assert run(trace(*come), little).cells == 12
@@ -70,7 +70,7 @@ def test_many_who_come_and_go_need_no_more_system_ram_than_some(exact: Machine) 
         run(trace(*stay), little)
 
 
-def test_two_jobs_that_do_not_fit_take_turns(exact: Machine) -> None:
+def test_two_jobs_that_do_not_fit_take_turns(exact: SimulatedMachine) -> None:
     """A move of 60 GiB takes 6.1 s.
 
     A runs 0 to 30, moves out until 36.1; B runs until 66.1, moves out until 72.2; A moves in until
@@ -89,7 +89,7 @@ def test_two_jobs_that_do_not_fit_take_turns(exact: Machine) -> None:
     assert summary.short.wait_s.n == 0
 
 
-def test_the_quantum_is_at_least_a_round_trip(exact: Machine) -> None:
+def test_the_quantum_is_at_least_a_round_trip(exact: SimulatedMachine) -> None:
     """At 1 GiB/s a round trip of 60 GiB is over two minutes: nobody is stopped after 30 s again
     once that is known."""
     slow = replace(exact, out_bytes_per_s=1.0 * GIB, in_bytes_per_s=1.0 * GIB)
@@ -100,7 +100,7 @@ def test_the_quantum_is_at_least_a_round_trip(exact: Machine) -> None:
     assert measures.suspensions == 1
 
 
-def test_two_that_fit_share_the_time(exact: Machine) -> None:
+def test_two_that_fit_share_the_time(exact: SimulatedMachine) -> None:
     """B's first cell may need all, so A is moved out (2.1 s) and comes back with its own next
     one. Then both are known and ask at 100 s: they run at once, at half speed each."""
     warm = [cell(1.0, gib=20.0) for _ in range(4)]
@@ -116,7 +116,7 @@ def test_two_that_fit_share_the_time(exact: Machine) -> None:
     assert seconds(alone.response_ns[-2:]) == [10.0, 10.0]
 
 
-def test_the_end_of_a_burst_waits_for_the_look_at_its_memory(exact: Machine) -> None:
+def test_the_end_of_a_burst_waits_for_the_look_at_its_memory(exact: SimulatedMachine) -> None:
     """As in the daemon: the next one begins only when it is known what this one has taken."""
     work = trace(session("a", cell(10.0, gib=30.0)), session("b", cell(1.0), starts_s=1.0))
     quick = run(work, exact)
@@ -124,7 +124,7 @@ def test_the_end_of_a_burst_waits_for_the_look_at_its_memory(exact: Machine) -> 
     assert late.wait_ns[1] - quick.wait_ns[1] == NS_PER_S
 
 
-def test_a_growing_session_is_seen_to_grow(exact: Machine) -> None:
+def test_a_growing_session_is_seen_to_grow(exact: SimulatedMachine) -> None:
     seen: list[ev.MemoryObserved] = []
 
     def record(now_ns: int, event: ev.Event, actions: object) -> None:
@@ -144,7 +144,7 @@ def test_a_growing_session_is_seen_to_grow(exact: Machine) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_all_that_was_asked_is_given(mix: str) -> None:
     work = generate(mix, hours=1.0, seed=3)
-    measures = run(work, Machine(), seed=3)
+    measures = run(work, SimulatedMachine(), seed=3)
     conserved(work, measures)
     assert measures.cells == work.cells
     assert measures.makespan_ns >= max(s.gpu_ns for s in work.sessions)
@@ -167,15 +167,15 @@ def test_the_same_seed_gives_the_same_again() -> None:
     work = generate("6+1", hours=0.5, seed=7)
     assert work == generate("6+1", hours=0.5, seed=7)
     assert work != generate("6+1", hours=0.5, seed=8)
-    faults = Faults(refuse=0.05, hang=0.02, kill=0.02)
-    first = run(work, Machine(), seed=1, faults=faults)
-    assert first == run(work, Machine(), seed=1, faults=faults)
-    assert first != run(work, Machine(), seed=2, faults=faults)
+    faults = FaultRates(refuse=0.05, hang=0.02, kill=0.02)
+    first = run(work, SimulatedMachine(), seed=1, faults=faults)
+    assert first == run(work, SimulatedMachine(), seed=1, faults=faults)
+    assert first != run(work, SimulatedMachine(), seed=2, faults=faults)
 
 
 def test_faults_happen_and_nothing_is_lost_by_them() -> None:
     work = generate("heavy", hours=0.5, seed=5)
-    measures = run(work, Machine(), faults=Faults(refuse=0.05, hang=0.02, kill=0.05))
+    measures = run(work, SimulatedMachine(), faults=FaultRates(refuse=0.05, hang=0.02, kill=0.05))
     conserved(work, measures)
     summary = summarise(measures)
     assert summary.refused > 0
@@ -188,7 +188,7 @@ class Bounded(Simulation):
 
     longest_share = 0.0
 
-    def _ask(self, proc: Proc) -> None:
+    def _ask(self, proc: SimulatedProcess) -> None:
         state = self.scheduler._st
         ahead = len(state.queue) + state.holders + len(state.chosen) + 1
         machine = self._machine
@@ -211,7 +211,7 @@ class Bounded(Simulation):
 @pytest.mark.parametrize("gbps", [5, 25])
 @pytest.mark.parametrize("mix", ["6+2", "heavy"])
 def test_round_robins_bound_holds(mix: str, gbps: int) -> None:
-    machine = Machine(out_bytes_per_s=gbps * 1e9, in_bytes_per_s=gbps * 1e9)
+    machine = SimulatedMachine(out_bytes_per_s=gbps * 1e9, in_bytes_per_s=gbps * 1e9)
     simulation = Bounded(generate(mix, hours=1.0, seed=1), machine, RR, seed=1)
     simulation.run()
     assert simulation.longest_share > 0.3  # it is worth holding anything against it
@@ -244,13 +244,13 @@ works = st.lists(st.lists(cells, min_size=1, max_size=6), min_size=1, max_size=5
 @given(
     works,
     st.sampled_from(list(AntiThrash)),
-    st.sampled_from([Faults(), Faults(refuse=0.2, hang=0.1, kill=0.1)]),
+    st.sampled_from([FaultRates(), FaultRates(refuse=0.2, hang=0.1, kill=0.1)]),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_any_trace_comes_to_its_end(
-    work: Trace, mode: AntiThrash, faults: Faults, contention: float
+    work: Trace, mode: AntiThrash, faults: FaultRates, contention: float
 ) -> None:
-    machine = Machine(contention=contention)
+    machine = SimulatedMachine(contention=contention)
     setup = Setup(policy="round-robin", anti_thrash=mode)
     simulation = Simulation(work, machine, setup, faults=faults, checks=True)
     measures = simulation.run()
@@ -262,12 +262,14 @@ def test_any_trace_comes_to_its_end(
         for proc in simulation._procs.values()
         if proc.flight is not None
         and isinstance(proc.flight.action, PageIn)
-        and proc.flight.verdict is Verdict.DONE
+        and proc.flight.verdict is CallVerdict.DONE
     )
     assert simulation.free_bytes + held + moving == machine.total_bytes
 
 
-def test_memory_that_does_not_fit_system_ram_is_an_error_with_a_remedy(exact: Machine) -> None:
+def test_memory_that_does_not_fit_system_ram_is_an_error_with_a_remedy(
+    exact: SimulatedMachine,
+) -> None:
     work = trace(session("a", cell(1.0)), session("b", *[cell(1.0)] * 2, starts_s=30.0))
     orders: list[object] = []
     with pytest.raises(CallerError, match="nobody can go on") as raised:
@@ -279,13 +281,13 @@ def test_memory_that_does_not_fit_system_ram_is_an_error_with_a_remedy(exact: Ma
     assert not any(isinstance(order, PageOut) for order in orders)
 
 
-def test_an_unknown_policy_is_an_error_with_a_remedy(exact: Machine) -> None:
+def test_an_unknown_policy_is_an_error_with_a_remedy(exact: SimulatedMachine) -> None:
     with pytest.raises(CallerError, match="'best'") as raised:
         run(trace(session("a", cell(1.0))), exact, Setup(policy="best"))
     assert "round-robin" in raised.value.remedy
 
 
-def test_settings_are_the_schedulers_own(exact: Machine) -> None:
+def test_settings_are_the_schedulers_own(exact: SimulatedMachine) -> None:
     config = replace(DEFAULTS, tq_ns=7 * NS_PER_S)
     setup = Setup(
         policy="round-robin", tq_ns=11 * NS_PER_S, anti_thrash=AntiThrash.ALWAYS, config=config
@@ -301,7 +303,7 @@ def test_settings_are_the_schedulers_own(exact: Machine) -> None:
 @pytest.mark.parametrize("policy", names())
 @pytest.mark.parametrize("by_owner", [True, False])
 def test_who_runs_three_programs_gets_half_beside_who_runs_one(
-    exact: Machine, policy: str, by_owner: bool
+    exact: SimulatedMachine, policy: str, by_owner: bool
 ) -> None:
     """Ada's cell takes 600 s alone, and Bob's three programs compute all the time."""
     bobs = [

@@ -18,7 +18,7 @@ from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.lives import ROUND_BYTES, ROUND_NS
 from kiwi_core.simulate.mixes import generate
-from kiwi_core.simulate.model import Faults, Machine, Setup
+from kiwi_core.simulate.model import FaultRates, Setup, SimulatedMachine
 from kiwi_core.simulate.recorded import read, trace_of
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash, Reason
@@ -135,7 +135,9 @@ def test_what_is_no_trace_is_an_error_that_names_the_line(lines: list[str], says
 # --- journals -----------------------------------------------------------------------------------
 
 
-def recorded(work: Trace, machine: Machine, **more: object) -> list[JournalHeader | JournalEntry]:
+def recorded(
+    work: Trace, machine: SimulatedMachine, **more: object
+) -> list[JournalHeader | JournalEntry]:
     entries: list[JournalHeader | JournalEntry] = [HEADER]
 
     def record(now_ns: int, event: ev.Event, actions: list[Action]) -> None:
@@ -149,7 +151,7 @@ def recorded(work: Trace, machine: Machine, **more: object) -> list[JournalHeade
 def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
     """Whatever waited for whom and ran beside whom: the work comes out as it went in."""
     work = generate(mix, hours=0.5, seed=2)
-    again = trace_of(recorded(work, replace(Machine(), look_ns=0)))
+    again = trace_of(recorded(work, replace(SimulatedMachine(), look_ns=0)))
     assert again.total_bytes == work.total_bytes
     the_same_work(work, again)
 
@@ -158,7 +160,7 @@ def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
 def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
     """What really came of it is what the simulation has measured, cell by cell (the last one is
     left out, see below)."""
-    work, machine = generate(mix, hours=0.5, seed=2), replace(Machine(), look_ns=0)
+    work, machine = generate(mix, hours=0.5, seed=2), replace(SimulatedMachine(), look_ns=0)
     entries: list[JournalHeader | JournalEntry] = [HEADER]
     simulation = Simulation(
         work, machine, Setup(policy="round-robin"),
@@ -202,13 +204,13 @@ def the_same_work(work: Trace, again: Trace) -> None:
 
 def test_faults_do_not_confuse_the_work() -> None:
     work = generate("6+2", hours=0.5, seed=2)
-    machine = replace(Machine(), look_ns=0)
-    the_same_work(work, trace_of(recorded(work, machine, faults=Faults(refuse=0.1, hang=0.02))))
+    machine = replace(SimulatedMachine(), look_ns=0)
+    the_same_work(work, trace_of(recorded(work, machine, faults=FaultRates(refuse=0.1, hang=0.02))))
 
 
 def test_nothing_tells_who_or_when() -> None:
     work = trace(session("kernel-of-alice", cell(50.0)), session("kernel-of-bob", cell(9.0)))
-    entries = recorded(work, Machine())
+    entries = recorded(work, SimulatedMachine())
     later = [
         msg if isinstance(msg, JournalHeader) else JournalEntry(
             now_ns=msg.now_ns + 86_400 * NS_PER_S, event=msg.event, actions=msg.actions
@@ -221,7 +223,7 @@ def test_nothing_tells_who_or_when() -> None:
     assert text == b"".join(to_lines(trace_of(later)))
 
 
-def test_the_machine_is_in_the_trace(exact: Machine) -> None:
+def test_the_machine_is_in_the_trace(exact: SimulatedMachine) -> None:
     work = trace(session("a", cell(100.0)), session("b", cell(40.0), starts_s=1.0))
     machine = trace_of(recorded(work, exact)).recorded
     assert machine is not None

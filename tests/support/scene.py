@@ -26,7 +26,7 @@ from kernels import running_kernel
 from kiwi_core import emulator
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.simulate.engine import Simulation
-from kiwi_core.simulate.model import GB, Machine, Setup
+from kiwi_core.simulate.model import GB, Setup, SimulatedMachine
 from kiwi_core.simulate.recorded import read
 from kiwi_core.units import NS_PER_S
 
@@ -213,14 +213,14 @@ def foretold(records: Records, policy: str, seeds: int = 20) -> Outcome:
     )
 
 
-def measured_machine(trace: Trace) -> Machine:
+def measured_machine(trace: Trace) -> SimulatedMachine:
     """Return a machine with the speeds of the journal, which contain all that a move costs;
     likewise the time of a burst contains the look at its end."""
     recorded = trace.recorded
     assert recorded is not None
     assert recorded.out_gbps
     assert recorded.in_gbps
-    return Machine(
+    return SimulatedMachine(
         total_bytes=trace.total_bytes,
         host_budget_bytes=recorded.host_budget_bytes,
         out_bytes_per_s=recorded.out_gbps * GB,

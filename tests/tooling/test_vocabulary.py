@@ -1,8 +1,10 @@
-"""One word for one thing: the code has one vocabulary for where memory is (ADR 87)."""
+"""One word for one thing: the code has one vocabulary for where memory is (ADR 87), and a name of a
+class means one class."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
 
@@ -32,6 +34,18 @@ BORDERS = {
 
 KNOWS_THE_DRIVER = ("kiwi_core/gpu/", "kiwi_core/movers/", "kiwi_core/pager/checkpoint/")
 """Where the driver's states may be named."""
+
+
+PAIRS = {
+    "Suspend": "the action that the pager performs, and the message of `kiwi suspend`",
+    "Resume": "its counterpart, likewise",
+}
+"""Names of two classes each, on purpose."""
+
+OTHERS_NAMES = {
+    "kiwi_jupyter/server_ext/model.py": "the names of the REST interface's schemas",
+    "kiwi_core/emulator/_layout.py": "the names of the structs in the emulator's C sources",
+}
 
 
 def words_of(node: ast.stmt) -> tuple[str, set[str]] | None:
@@ -69,6 +83,19 @@ def test_no_two_vocabularies_name_the_same_things() -> None:
 
 def test_each_border_exists() -> None:
     assert set(BORDERS) <= set(vocabularies())
+
+
+def test_the_name_of_a_class_means_one_class() -> None:
+    """Private names are left out: nobody meets them outside of their module."""
+    where: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        module = str(path.relative_to(ROOT))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name] += [module] if module not in OTHERS_NAMES else []
+    twice = {name: modules for name, modules in where.items() if len(modules) > 1}
+    assert {name: twice[name] for name in twice if name not in PAIRS} == {}
+    assert set(PAIRS) <= set(twice)
 
 
 def test_only_who_talks_to_the_driver_knows_its_states() -> None:

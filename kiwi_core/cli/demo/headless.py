@@ -12,7 +12,7 @@ from kiwi_core.cli.demo.verdict import verdict
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from kiwi_core.cli.demo.stage import Stage
+    from kiwi_core.cli.demo.stage import DemoStage
 
 HEAD_START_S: Final = 1.5
 """B begins this much later, so that A has the GPU by then."""
@@ -39,7 +39,7 @@ class _Commentary:
             self._out.flush()
 
 
-def play(stage: Stage, out: TextIO) -> int:
+def play(stage: DemoStage, out: TextIO) -> int:
     """Run both notebooks side by side; return 0 if the verdict is good."""
     commentary = _Commentary(out)
     notebooks = [
@@ -74,7 +74,7 @@ class Cast:
     """Maps sessions to notebooks. A kernel joins at its first GPU cell, so its session is looked up
     when it first appears in the journal."""
 
-    def __init__(self, stage: Stage, notebooks: list[Notebook]) -> None:
+    def __init__(self, stage: DemoStage, notebooks: list[Notebook]) -> None:
         self._client = stage.client()
         self._letters_by_pid = {notebook.pid: notebook.letter for notebook in notebooks}
         self.letters: dict[str, str] = {}
@@ -91,7 +91,7 @@ class Cast:
 
 
 def _conclude(
-    stage: Stage, notebooks: list[Notebook], timeline: Timeline, cast: Cast, out: TextIO
+    stage: DemoStage, notebooks: list[Notebook], timeline: Timeline, cast: Cast, out: TextIO
 
 ) -> int:  # fmt: skip
     intact = {notebook.letter: notebook.intact for notebook in notebooks}

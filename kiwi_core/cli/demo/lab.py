@@ -13,14 +13,14 @@ from kiwi_core.client.private_daemon import Guard
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
-    from kiwi_core.cli.demo.stage import Stage
+    from kiwi_core.cli.demo.stage import DemoStage
 
 
 ENDS_WITHIN_S: Final = 60.0
 """Time for JupyterLab to end: a kernel that is paged out gets its turn before it can end."""
 
 
-def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
+def open_lab(stage: DemoStage, *, browser: bool, port: int) -> int:
     """Run JupyterLab until it ends (Ctrl-C in the terminal, or File → Shut Down)."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise CallerError(

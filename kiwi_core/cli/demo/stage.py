@@ -25,7 +25,7 @@ NOTEBOOKS: Final = ("emulated_training.ipynb", "emulated_exploration.ipynb")
 
 
 @dataclass(frozen=True)
-class Stage:
+class DemoStage:
     """``env`` is what kernels (and a Jupyter server) need to find the demo's daemon."""
 
     directory: Path
@@ -43,7 +43,7 @@ class Stage:
 
 
 @contextmanager
-def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[Stage]:
+def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[DemoStage]:
     """Set up a stage (``emulated_size``: ``None`` on a real GPU), and remove it at the end."""
     directory = Path(tempfile.mkdtemp(prefix="kiwi-demo-"))
     try:
@@ -55,7 +55,7 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
 
 def _set(
     directory: Path, emulated_size: str | None, tq_s: float, copy_rate: str
-) -> Iterator[Stage]:
+) -> Iterator[DemoStage]:
     sockets = directory / "run"
     sockets.mkdir(mode=0o700)
     arguments = ["--tq", str(tq_s)]
@@ -70,7 +70,7 @@ def _set(
     try:
         daemon = PrivateDaemon("The demo's", arguments, sockets, directory / "daemon.log", env)
         socket = daemon.wait_ready()
-        yield Stage(
+        yield DemoStage(
             directory=directory,
             notebooks=_copy_notebooks(directory),
             socket=socket,

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kiwi_core.cli.history import Historian, Run
+from kiwi_core.cli.history import Historian, HistoryRun
 from kiwi_core.errors import KiwiError
 from kiwi_core.sched import actions as ac
 from kiwi_core.sched import events as ev
@@ -66,10 +66,10 @@ class Timeline(threading.Thread):
                     self._say(record.now_ns, text)
         return rest
 
-    def history(self) -> Run:
+    def history(self) -> HistoryRun:
         """Return what was held, waited for and moved. Call this once, after ``stop``."""
         if self._historian is None or self._replay is None:
-            return Run(gpu_uuid="", began_at_unix_s=0.0)
+            return HistoryRun(gpu_uuid="", began_at_unix_s=0.0)
         return self._historian.finish(self._replay.differences)
 
     def _words(self, entry: JournalEntry) -> Iterator[str]:

@@ -10,20 +10,23 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kiwi_core.cli.history import Run, Span
+    from kiwi_core.cli.history import HistoryRun, HistorySpan
 
 _NOTABLE_S = 0.05
 """A shorter wait is not told."""
 
 
-def overlaps(held: list[Span]) -> int:
+def overlaps(held: list[HistorySpan]) -> int:
     """Return how often two sessions held the GPU at the same time."""
     spans = sorted(held, key=lambda span: (span.from_s, span.to_s))
     return sum(a.to_s > b.from_s and a.session != b.session for a, b in itertools.pairwise(spans))
 
 
 def verdict(
-    run: Run, suspensions: Mapping[str, int], letters: dict[str, str], intact: dict[str, bool]
+    run: HistoryRun,
+    suspensions: Mapping[str, int],
+    letters: dict[str, str],
+    intact: dict[str, bool],
 ) -> tuple[bool, list[str]]:
     """Return whether all promises were kept, and lines with each promise and its numbers."""
     lines: list[str] = []
@@ -42,7 +45,7 @@ def verdict(
     return all(good for good, _ in checks), lines
 
 
-def _of_one(run: Run, session: str, letter: str, suspensions: int) -> list[str]:
+def _of_one(run: HistoryRun, session: str, letter: str, suspensions: int) -> list[str]:
     held = [one for one in run.held if one.session == session]
     waits_s = [one.to_s - one.from_s for one in run.waited if one.session == session]
     moved = {"out": 0, "in": 0}

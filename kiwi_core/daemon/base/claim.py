@@ -46,7 +46,7 @@ daemon's: a daemon listens microseconds after it has taken the name. The same ho
 stays full for this many times ``ASK_WITHIN_S``."""
 
 
-class Claim:
+class GpuClaim:
     """The claim of the daemon that can be reached at the socket ``path``."""
 
     def __init__(self, gpu_uuid: str, path: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.checkpoint.unmovable import Unfit
-    from kiwi_core.pager.linked import Links
+    from kiwi_core.pager.linked import LinkedProcesses
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Machine:
     memory: RemoteGpu
     fixed_budget_bytes: int | None = None
 
-    def unfit(self, links: Links, ref: ProcessRef) -> Unfit | None:
+    def unfit(self, links: LinkedProcesses, ref: ProcessRef) -> Unfit | None:
         """Return why the driver must not move ``ref``, or ``None``. What a library said before its
         connection was lost counts too."""
         link = next((link for link in links.everybody() if link.ref == ref), None)

@@ -18,7 +18,7 @@ from kiwi_core.errors import CallerError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kiwi_core.daemon.base.claim import Claim
+    from kiwi_core.daemon.base.claim import GpuClaim
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +87,7 @@ class OneDaemonLock:
         return ""
 
 
-def already_running(lock: OneDaemonLock, claim: Claim, socket_path: Path) -> CallerError:
+def already_running(lock: OneDaemonLock, claim: GpuClaim, socket_path: Path) -> CallerError:
     pid = claim.holder_pid or lock.holder() or "unknown"
     elsewhere = claim.holder_path and claim.holder_path != str(socket_path)
     directory = os.path.dirname(claim.holder_path) if elsewhere else ""
@@ -101,7 +101,9 @@ def already_running(lock: OneDaemonLock, claim: Claim, socket_path: Path) -> Cal
     )
 
 
-async def alone(claim: Claim, lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event) -> bool:
+async def alone(
+    claim: GpuClaim, lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event
+) -> bool:
     """Wait for an earlier daemon to leave, however long; return false if ``stop`` is set.
 
     Take the claim before the lock: a running daemon whose directory was removed still has its

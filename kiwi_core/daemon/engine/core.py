@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from kiwi_core.daemon.base.steps import Step
-from kiwi_core.daemon.engine.operations import Operations
+from kiwi_core.daemon.engine.operations import OperationRunner
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Operation, PageOut
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.journal import Journal
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.links.guards import Guards
-    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
-    from kiwi_core.daemon.roster.roster import Remembering
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
+    from kiwi_core.daemon.roster.roster import RosterSaver
     from kiwi_core.pager.api import Pager
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.states import Priority
@@ -61,11 +61,11 @@ class Core:
     _registry: SessionRegistry
     _pager: Pager
     _journal: Journal
-    _roster: Remembering
+    _roster: RosterSaver
     last_op: int
     observer: Observer = field(init=False)
     guards: Guards = field(init=False)
-    operations: Operations = field(init=False)
+    operations: OperationRunner = field(init=False)
     subscribers: list[Subscriber] = field(default_factory=list)
     """The receivers of each step, in this order."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -77,7 +77,7 @@ class Core:
     _winding_down: bool = False
 
     def __post_init__(self) -> None:
-        self.operations = Operations(self._pager, self._finished)
+        self.operations = OperationRunner(self._pager, self._finished)
 
     def feed(self, event: ev.Event) -> None:
         """Tell the scheduler what happened and carry out what it orders."""
@@ -99,7 +99,7 @@ class Core:
                 self._reading.add(session)
                 self.observer.after_a_look(member.target, partial(self._reading.discard, session))
 
-    def joined(self, member: Member, priority: Priority | None) -> None:
+    def joined(self, member: SessionRecord, priority: Priority | None) -> None:
         """Add a session. What it has in the GPU already must soon count as its own: until then it
         counts as held by a program outside Kiwi, which nobody can move."""
         self.feed(
@@ -112,7 +112,7 @@ class Core:
         )
         self.after_a_look(member, lambda: None)
 
-    def end_burst(self, member: Member, burst: int) -> None:
+    def end_burst(self, member: SessionRecord, burst: int) -> None:
         """End a burst; the scheduler hears of it once the memory that it leaves was read."""
 
         ended_ns = time.monotonic_ns()
@@ -123,13 +123,13 @@ class Core:
 
         self.after_a_look(member, ended)
 
-    def after_a_look(self, member: Member, go_on: Callable[[], None]) -> None:
+    def after_a_look(self, member: SessionRecord, go_on: Callable[[], None]) -> None:
         """Read the memory of ``member``, then call ``go_on``; at once if somebody waits."""
         self.observer.after_a_look(member.target, go_on)
         if self.scheduler.waiting:
             self.observer.hurry()
 
-    def release(self, member: Member, answer: Callable[[CallerError | None], None]) -> None:
+    def release(self, member: SessionRecord, answer: Callable[[CallerError | None], None]) -> None:
         """Release the memory of ``member`` after a look, so never before a burst's end that came
         earlier. ``answer`` gets why nothing is moved, or ``None`` when the move is under way."""
 

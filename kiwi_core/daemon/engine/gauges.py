@@ -67,7 +67,7 @@ class Outside:
 
 
 @dataclass(eq=False)
-class Gauges:
+class GaugeReader:
     """``kiwis`` returns the roots of all processes that share, ``movers`` the pids of the daemon's
     own workers, ``outside_bytes`` what others hold. ``changed`` is called after each change."""
 
@@ -159,7 +159,7 @@ def _near(new: float, old: float) -> int:
     return round(old if abs(new - old) < NEWS_SHARE * old else new)
 
 
-def _status(read: nvml.Gauges) -> GaugesStatus:
+def _status(read: nvml.GpuGauges) -> GaugesStatus:
     return GaugesStatus(
         utilisation_percent=read.utilisation_percent,
         temperature_c=read.temperature_c,

@@ -49,7 +49,7 @@ class _Running:
     stopped: bool = False
 
 
-class Operations:
+class OperationRunner:
     """The running operations. ``post`` takes each outcome, as an event."""
 
     def __init__(self, pager: Pager, post: Callable[[ev.Event], None]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Observation, Target
     from kiwi_core.units import SessionId
@@ -38,7 +38,7 @@ class Guards:
         self._links = links
         self._feed = feed
 
-    def told(self, member: Member, ungated: str) -> None:
+    def told(self, member: SessionRecord, ungated: str) -> None:
         """Record why the client's own process has no gate, as it says; "": it has one, or does not
         know."""
         member.ungated = ungated
@@ -73,7 +73,7 @@ class Guards:
             if link.connected or link.expected or link.told.residency is not Residency.RESIDENT
         }
 
-    def _settle(self, member: Member) -> None:
+    def _settle(self, member: SessionRecord) -> None:
         # A client's word about itself counts only once its program uses the driver: an unguarded
         # session is never stopped, so a false claim must not keep the GPU from others.
         guarded = not (member.ungated and member.in_driver) and not member.bare
@@ -84,7 +84,7 @@ class Guards:
         log.info("guard changed", session=member.id, guarded=guarded, bare=pids)
         self._feed(ev.GuardChanged(session=member.id, guarded=guarded))
 
-    def _settle_stopped(self, member: Member, why: str) -> None:
+    def _settle_stopped(self, member: SessionRecord, why: str) -> None:
         if why == member.stopped:
             return
         member.stopped = why

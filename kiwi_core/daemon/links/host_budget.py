@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.linked import Linked
+    from kiwi_core.pager.linked import LinkedProcess
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +84,7 @@ class HostBudget:
         return self._read_last[what]
 
 
-def holder(link: Linked) -> Holder:
+def holder(link: LinkedProcess) -> Holder:
     """Return what the process of ``link`` holds, by its own word as far as it is believed."""
     told = link.told
     held_bytes = max(told.arena_bytes, told.paged_out_bytes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.steps import Step
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.pager.linked import Linked
+    from kiwi_core.pager.linked import LinkedProcess
     from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ LOOK_AGAIN_S = 0.02
 
 
 @dataclass(eq=False)
-class Claim:
+class RamClaim:
     """A page-out that waits for RAM, or takes it now. ``left_then_bytes`` is what was left when it
     began to take; ``None``: it waits."""
 
@@ -69,7 +69,7 @@ class Limits:
         self._loop = asyncio.get_running_loop()
         self._told: dict[Link, tuple[Connection, PagerLimits]] = {}
         self._due: asyncio.TimerHandle | None = None
-        self._claims: set[Claim] = set()
+        self._claims: set[RamClaim] = set()
 
     # --- when something changed -----------------------------------------------------------------
 
@@ -107,7 +107,9 @@ class Limits:
 
     # --- RAM for a page-out ---------------------------------------------------------------------
 
-    async def before_page_out(self, links: Sequence[Linked], deadline_ns: int) -> Claim | None:
+    async def before_page_out(
+        self, links: Sequence[LinkedProcess], deadline_ns: int
+    ) -> RamClaim | None:
         """Make room for a page-out of all that ``links`` (of one session) own, beyond the RAM that
         they already hold for it."""
         more_bytes = sum(
@@ -119,7 +121,9 @@ class Limits:
         return await self.make_room(session, more_bytes, deadline_ns)
 
     @asynccontextmanager
-    async def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncIterator[None]:
+    async def room_for(
+        self, those: Sequence[LinkedProcess], deadline_ns: int
+    ) -> AsyncIterator[None]:
         claim = await self.before_page_out(those, deadline_ns)
         try:
             yield
@@ -128,7 +132,7 @@ class Limits:
 
     async def make_room(
         self, session: SessionId, more_bytes: int, deadline_ns: int
-    ) -> Claim | None:
+    ) -> RamClaim | None:
         """Wait, briefly, until ``more_bytes`` of RAM are there for a page-out of ``session``. The
         claim counts until ``done``. On failure the page-out is tried all the same: its own check is
         more exact."""
@@ -136,7 +140,7 @@ class Limits:
             return None
         left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
         within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
-        claim = Claim(session, more_bytes)
+        claim = RamClaim(session, more_bytes)
         try:
             await self._wait(claim, within_s)
         except asyncio.CancelledError:
@@ -144,12 +148,12 @@ class Limits:
             raise
         return claim
 
-    def done(self, claim: Claim | None) -> None:
+    def done(self, claim: RamClaim | None) -> None:
         """Drop ``claim``: its memory is out, or will not be."""
         if claim is not None:
             self._claims.discard(claim)
 
-    async def _wait(self, claim: Claim, within_s: float) -> None:
+    async def _wait(self, claim: RamClaim, within_s: float) -> None:
         self._claims.add(claim)
         ends_at_s = time.monotonic() + within_s
         asked: dict[Link, tuple[int, float]] = {}

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager as AsyncContextManager
 
-    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.roster.roster import Roster
     from kiwi_core.pager.api import Outcome
-    from kiwi_core.pager.linked import Linked, Step
+    from kiwi_core.pager.linked import LinkedProcess, Step
     from kiwi_core.wire.pager import PagerDone, PagerState
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,9 @@ ANCESTORS_MAX: Final = 64
 class RamReservations(Protocol):
     """Reserves system RAM for page-outs."""
 
-    def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncContextManager[None]:
+    def room_for(
+        self, those: Sequence[LinkedProcess], deadline_ns: int
+    ) -> AsyncContextManager[None]:
         """Wait, briefly, for the RAM that a page-out of ``those`` takes, and keep it for the
         page-out until the end."""
 
@@ -96,14 +98,16 @@ class Links:
                 found.append(member.target)
         return tuple(found)
 
-    async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
+    async def perform(
+        self, those: Sequence[LinkedProcess], step: Step, deadline_ns: int
+    ) -> list[Outcome]:
         if step != "page-out" or self.ram is None:
             return await self._perform(those, step, deadline_ns)
         async with self.ram.room_for(those, deadline_ns):
             return await self._perform(those, step, deadline_ns)
 
     async def _perform(
-        self, those: Sequence[Linked], step: Step, deadline_ns: int
+        self, those: Sequence[LinkedProcess], step: Step, deadline_ns: int
     ) -> list[Outcome]:
         calls = [PagerCall(ACTION[step], deadline_ns) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
@@ -146,7 +150,7 @@ class Links:
             found.update(link.told.unowned)
         return dict(found)
 
-    def nearest(self, link: Link, but: Member | None = None) -> Member | None:
+    def nearest(self, link: Link, but: SessionRecord | None = None) -> SessionRecord | None:
         """Return the session (not ``but``) to which the process belongs, if its user has one."""
         for candidate in link.above:
             member = self._registry.of_process(candidate)

@@ -23,9 +23,9 @@ from kiwi_core.wire.messages import UserNotice
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kiwi_core.daemon.roster.registry import Member
+    from kiwi_core.daemon.roster.registry import SessionRecord
     from kiwi_core.pager.api import Observation, Target
-    from kiwi_core.pager.linked import Linked
+    from kiwi_core.pager.linked import LinkedProcess
     from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
@@ -39,11 +39,11 @@ small steps costs a few reads, not one at each look."""
 class LittleRam:
     """Takes observations. A session is told once; ``root`` is as in ``kiwi_core.gpu.host``."""
 
-    _member: Callable[[SessionId], Member | None]
-    _links: Callable[[SessionId], Iterable[Linked]]
+    _member: Callable[[SessionId], SessionRecord | None]
+    _links: Callable[[SessionId], Iterable[LinkedProcess]]
     _root: Path = Path("/")
-    _told: WeakSet[Member] = field(default_factory=WeakSet)
-    _checked_bytes: WeakKeyDictionary[Member, int] = field(default_factory=WeakKeyDictionary)
+    _told: WeakSet[SessionRecord] = field(default_factory=WeakSet)
+    _checked_bytes: WeakKeyDictionary[SessionRecord, int] = field(default_factory=WeakKeyDictionary)
     """The most GPU memory of each session for which the limits were read."""
 
     def seen(self, target: Target, seen: Observation) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from kiwi_core.daemon.reports.ledger import Bucket, bucket_begin_s
+from kiwi_core.daemon.reports.ledger import UsageBucket, bucket_begin_s
 from kiwi_core.sched.model.accounts import Account
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Bookkeeper:
     wall_s: Callable[[], float] = time.time
     _counted: dict[SessionId, Account] = field(default_factory=dict)
     """The sums that are in the buckets already, of each session that the scheduler knows."""
-    _unwritten: dict[Bucket, Account] = field(default_factory=dict)
+    _unwritten: dict[UsageBucket, Account] = field(default_factory=dict)
     _names: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
     _names_of_s: int = 0
     """The bucket that ``_names`` belongs to, in Unix seconds."""
@@ -107,7 +107,7 @@ class Bookkeeper:
         bucket = self._bucket(who.uid, who.name, who.job)
         self._unwritten[bucket] = self._unwritten.get(bucket, Account()).plus(added)
 
-    def _bucket(self, uid: int, name: str, job: str) -> Bucket:
+    def _bucket(self, uid: int, name: str, job: str) -> UsageBucket:
         begins_s = bucket_begin_s(self.wall_s())
         if begins_s != self._names_of_s:
             self._names_of_s = begins_s
@@ -117,7 +117,7 @@ class Bookkeeper:
             names.add((name, job))
         if (name, job) not in names:
             name, job = THE_REST, ""
-        return Bucket(begins_s, uid, name, job)
+        return UsageBucket(begins_s, uid, name, job)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Bookkeeper:
             batch, self._unwritten = self._unwritten, {}
             self._writing = asyncio.ensure_future(self._put(batch))
 
-    async def _put(self, batch: dict[Bucket, Account]) -> None:
+    async def _put(self, batch: dict[UsageBucket, Account]) -> None:
         """Write ``batch``. Never cancelled: nobody could tell then whether it was written."""
         try:
             await asyncio.to_thread(self._ledger.add, batch, self.wall_s())
@@ -139,7 +139,7 @@ class Bookkeeper:
         finally:
             self._writing = None
 
-    def _put_back(self, batch: dict[Bucket, Account]) -> None:
+    def _put_back(self, batch: dict[UsageBucket, Account]) -> None:
         for bucket, added in self._unwritten.items():
             batch[bucket] = batch.get(bucket, Account()).plus(added)
         if len(batch) > UNWRITTEN_MAX:

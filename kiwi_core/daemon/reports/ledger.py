@@ -80,7 +80,7 @@ class _ForeignError(Exception):
     """The file is a sound database, but not of this version of Kiwi."""
 
 
-class Bucket(NamedTuple):
+class UsageBucket(NamedTuple):
     begins_s: int
     """Unix seconds."""
     uid: int
@@ -117,7 +117,7 @@ class Ledger:
         self._path = path
         self._condensed_s = 0
 
-    def add(self, sums: Mapping[Bucket, Account], now_s: float) -> None:
+    def add(self, sums: Mapping[UsageBucket, Account], now_s: float) -> None:
         """Add all of ``sums``, or nothing."""
 
         def write(db: sqlite3.Connection) -> None:

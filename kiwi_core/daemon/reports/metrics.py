@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.connections import Connections
     from kiwi_core.daemon.base.shares import Shares
     from kiwi_core.daemon.engine.core import Core
-    from kiwi_core.daemon.engine.gauges import Gauges
+    from kiwi_core.daemon.engine.gauges import GaugeReader
     from kiwi_core.daemon.engine.journal import Journal
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.engine.tally import Tally
@@ -41,7 +41,7 @@ class MetricsReporter:
     _observer: Observer
     _journal: Journal
     _budget: HostBudget
-    _gauges: Gauges
+    _gauges: GaugeReader
     _expected: Expected
     _emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from kiwi_core.daemon.base.peers import Peer, Rights
-    from kiwi_core.daemon.engine.gauges import Gauges, RamGauge
+    from kiwi_core.daemon.engine.gauges import GaugeReader, RamGauge
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.sessions.expected import Expected
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
@@ -57,7 +57,7 @@ class Reporter:
     _links: Links
     _pager: SessionPager
     _budget: HostBudget
-    gauges: Gauges
+    gauges: GaugeReader
     _ram: RamGauge
     _expected: Expected
     errors: Callable[[], list[str]]
@@ -171,7 +171,7 @@ class Reporter:
             ram_bytes=self._ram_bytes(member) if member and mine else None,
         )
 
-    def _ram_bytes(self, member: Member) -> int | None:
+    def _ram_bytes(self, member: SessionRecord) -> int | None:
         """Return the RAM of its process and of others with a gate: paged-out memory is in them."""
 
         def refs() -> list[ProcessRef]:
@@ -181,7 +181,7 @@ class Reporter:
 
     # --- waiting --------------------------------------------------------------------------------
 
-    def waiting(self, now_ns: int) -> Iterator[tuple[Member, m.Waiting]]:
+    def waiting(self, now_ns: int) -> Iterator[tuple[SessionRecord, m.Waiting]]:
         """Yield a message for every waiter: its position, the holders, and the expected wait. A
         status of the same ``now_ns`` has the same figures."""
         holders, queue = self._scheduler.queue(now_ns)
@@ -191,7 +191,7 @@ class Reporter:
                 holder = self._holders(member.connection.peer, holders)
                 yield member, self._word(member, holder, entry)
 
-    def _word(self, member: Member, holder: str, entry: QueueView) -> m.Waiting:
+    def _word(self, member: SessionRecord, holder: str, entry: QueueView) -> m.Waiting:
         text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         return m.Waiting(
             burst=member.client_burst,

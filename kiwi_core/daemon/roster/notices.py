@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.states import Notice, Reason
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.roster.registry import Member
+    from kiwi_core.daemon.roster.registry import SessionRecord
 
 _REASONS = {
     Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
@@ -104,7 +104,7 @@ def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
     return text, remedy
 
 
-def unguarded(member: Member | None) -> str:
+def unguarded(member: SessionRecord | None) -> str:
     """Return why a session (``None``: another user's) has no gate, what follows, what to do."""
     follows = "It is never stopped in the middle of its work, so others wait until that is done."
     if member is None:

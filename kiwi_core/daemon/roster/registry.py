@@ -42,7 +42,7 @@ def session_id(ref: ProcessRef) -> SessionId:
 
 
 @dataclass(eq=False)
-class Member:
+class SessionRecord:
     """``burst`` is the daemon's number of the last burst that was requested, ``client_burst`` the
     client's; 0: the daemon made the burst, for a call at a gate. ``waiting`` is true until its
     grant, ``in_burst`` from then to its end. ``priority`` is the class that was set live; ``None``:
@@ -140,7 +140,7 @@ class Known:
         return Owner(self.uid, self.container)
 
     @staticmethod
-    def of(member: Member) -> Known:
+    def of(member: SessionRecord) -> Known:
         return Known(member.uid, member.name, member.kernel_id, member.job, member.container)
 
 
@@ -148,10 +148,12 @@ class SessionRegistry:
     """All sessions by id. ``on_death`` is called in the loop, once, when a process ends. ``share``
     counts the sessions of each user."""
 
-    def __init__(self, on_death: Callable[[Member], None], share: Share | None = None) -> None:
+    def __init__(
+        self, on_death: Callable[[SessionRecord], None], share: Share | None = None
+    ) -> None:
         self.share = share if share is not None else Shares()[SESSIONS]
-        self._by_id: dict[SessionId, Member] = {}
-        self._by_ref: dict[ProcessRef, Member] = {}
+        self._by_id: dict[SessionId, SessionRecord] = {}
+        self._by_ref: dict[ProcessRef, SessionRecord] = {}
         self._refs: frozenset[ProcessRef] | None = None
         """The keys of ``_by_ref``, made when they are asked for after a change."""
         self._on_death = on_death
@@ -160,7 +162,7 @@ class SessionRegistry:
         self.remembered: Callable[[], Collection[SessionId]] = frozenset
         """Returns the sessions that the history mentions: their names are kept after they left."""
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[SessionRecord]:
         return iter(list(self._by_id.values()))
 
     def refs(self) -> frozenset[ProcessRef]:
@@ -170,7 +172,7 @@ class SessionRegistry:
             refs = self._refs = frozenset(tuple(self._by_ref))
         return refs
 
-    def get(self, session: str) -> Member | None:
+    def get(self, session: str) -> SessionRecord | None:
         return self._by_id.get(SessionId(session))
 
     def known(self, session: str) -> Known | None:
@@ -180,10 +182,10 @@ class SessionRegistry:
             return self._departed.get(SessionId(session))
         return Known.of(member)
 
-    def of_process(self, ref: ProcessRef) -> Member | None:
+    def of_process(self, ref: ProcessRef) -> SessionRecord | None:
         return self._by_ref.get(ref)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: SessionRecord) -> None:
         """Add ``member`` and watch its process. Raises ``PeerError("gone")`` if that has ended."""
         pidfd = processes.open_pidfd(member.ref)
         if pidfd is None:
@@ -197,7 +199,7 @@ class SessionRegistry:
         self.share.take(member.uid)
         asyncio.get_running_loop().add_reader(pidfd, self._died, member)
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: SessionRecord) -> None:
         if self._by_id.pop(member.id, None) is None:
             return
         self._by_ref.pop(member.ref, None)
@@ -212,11 +214,11 @@ class SessionRegistry:
             self._departed = {id_: k for id_, k in self._departed.items() if id_ in spoken_of}
             self._look_through_at = 2 * len(self._departed) + DEPARTED_MIN
 
-    def _died(self, member: Member) -> None:
+    def _died(self, member: SessionRecord) -> None:
         self._unwatch(member)
         self._on_death(member)
 
-    def _unwatch(self, member: Member) -> None:
+    def _unwatch(self, member: SessionRecord) -> None:
         if member.pidfd >= 0:
             asyncio.get_running_loop().remove_reader(member.pidfd)
             os.close(member.pidfd)

@@ -155,7 +155,7 @@ class RosterFile:
             raise
 
 
-class Remembering:
+class RosterSaver:
     """Writes the roster before anything moves, and soon after anything else changed. ``gather``
     returns the current state."""
 

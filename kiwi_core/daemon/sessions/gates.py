@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.sched.actions import Action, RoomAnswer
     from kiwi_core.units import SessionId
 
@@ -62,7 +62,7 @@ class Gates:
     _core: Core
     _links: Links
     _registry: SessionRegistry
-    _request_own: Callable[[Member], None]
+    _request_own: Callable[[SessionRecord], None]
     _share: Share
     _uses_driver: Callable[[SessionId], bool]
     _empty_turns: EmptyTurns = field(default_factory=EmptyTurns)
@@ -200,7 +200,7 @@ class Gates:
         log.info("a call at the gate asks for the lease", session=session)
         self._request_own(member)
 
-    def _ask_later(self, member: Member, left_s: float) -> None:
+    def _ask_later(self, member: SessionRecord, left_s: float) -> None:
         """Ask after ``left_s``, or after a look that shows that it has started the driver."""
         if member.id not in self._put_off:
             self._put_off.add(member.id)

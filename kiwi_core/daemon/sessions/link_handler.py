@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links.limits import Limits
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.sessions.gates import Gates
     from kiwi_core.daemon.sessions.session_handler import SessionHandler
     from kiwi_core.units import SessionId
@@ -45,11 +45,11 @@ class LinkHandler:
     def connections(self) -> set[Connection]:
         return set(self._link_of)
 
-    def speaks_for(self, member: Member) -> bool:
+    def speaks_for(self, member: SessionRecord) -> bool:
         """Return whether a library of a process of this session is connected."""
         return self._links.connected(member.id)
 
-    def hello(self, connection: Connection, hello: Hello) -> Member | None:
+    def hello(self, connection: Connection, hello: Hello) -> SessionRecord | None:
         """Return the session that the process belongs to: an ancestor's or its own, a new one if
         need be; ``None``: it has left Kiwi."""
         ref = process_of(connection.peer)
@@ -112,7 +112,7 @@ class LinkHandler:
 
     # --- sessions that come and go --------------------------------------------------------------
 
-    def joined(self, member: Member) -> None:
+    def joined(self, member: SessionRecord) -> None:
         """Give a new session the links of its process and of its descendants that have no session,
         or one of their own making."""
         for link in self._links.everybody():
@@ -191,7 +191,7 @@ class LinkHandler:
             )
         )
 
-    def _is_news(self, member: Member, out_bytes: int) -> bool:
+    def _is_news(self, member: SessionRecord, out_bytes: int) -> bool:
         """Return whether more is out than the scheduler knows; after a restart it has only a
         guess."""
         if self._core.scheduler.believed_in(member.id):

@@ -18,7 +18,7 @@ from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.engine.operations import Operations
+    from kiwi_core.daemon.engine.operations import OperationRunner
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.sessions.link_handler import LinkHandler
     from kiwi_core.pager.api import Pager, Target
@@ -36,7 +36,7 @@ class Orphans:
     """The processes left behind; one task per death, which mostly finds nothing to do."""
 
     def __init__(
-        self, pager: Pager, operations: Operations, links: Links, link_handler: LinkHandler
+        self, pager: Pager, operations: OperationRunner, links: Links, link_handler: LinkHandler
     ) -> None:
         self._pager = pager
         self._operations = operations

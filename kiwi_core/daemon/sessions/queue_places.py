@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.daemon.base.shares import Share
-    from kiwi_core.daemon.roster.registry import Member
+    from kiwi_core.daemon.roster.registry import SessionRecord
 
 WORD_EVERY_S: Final = 1.0
 """Interval of reports to those outside, as in the queue: a silent daemon would seem to hang."""
@@ -28,18 +28,18 @@ class QueuePlaces:
     """The places of all users. ``line_up`` puts the burst with that number into the queue.
     ``settle`` is called after each event."""
 
-    def __init__(self, share: Share, line_up: Callable[[Member, int], None]) -> None:
+    def __init__(self, share: Share, line_up: Callable[[SessionRecord, int], None]) -> None:
         self._share = share
         self._line_up = line_up
         self._loop = asyncio.get_running_loop()
-        self._inside: dict[int, set[Member]] = {}
+        self._inside: dict[int, set[SessionRecord]] = {}
         """Members by user, including those that have left the queue since the last cleanup."""
-        self._outside: dict[int, dict[Member, int]] = {}
+        self._outside: dict[int, dict[SessionRecord, int]] = {}
         """By user, the members in order, with the client's number of the burst."""
         self._due = False
         self._word: asyncio.TimerHandle | None = None
 
-    def request(self, member: Member, client_burst: int, *, runs: bool = False) -> None:
+    def request(self, member: SessionRecord, client_burst: int, *, runs: bool = False) -> None:
         """Request a place. ``runs``: it believes that it has the GPU, so it cannot wait outside."""
         outside = self._outside.get(member.uid)
         if outside is not None and member in outside:
@@ -52,7 +52,7 @@ class QueuePlaces:
             self._outside.setdefault(member.uid, {})[member] = client_burst
             self._say_soon()
 
-    def withdraw(self, member: Member, client_burst: int | None = None) -> None:
+    def withdraw(self, member: SessionRecord, client_burst: int | None = None) -> None:
         """Stop waiting outside (for the burst of that number, if given)."""
         outside = self._outside.get(member.uid, {})
         if member in outside and client_burst in (None, outside[member]):
@@ -72,7 +72,7 @@ class QueuePlaces:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _has_place(self, member: Member) -> bool:
+    def _has_place(self, member: SessionRecord) -> bool:
         inside = self._inside.get(member.uid, set())
         if member in inside:
             return True
@@ -80,7 +80,7 @@ class QueuePlaces:
             self._look_through(member.uid)
         return self._share.may(member.uid)
 
-    def _enter(self, member: Member, client_burst: int) -> None:
+    def _enter(self, member: SessionRecord, client_burst: int) -> None:
         inside = self._inside.setdefault(member.uid, set())
         if member not in inside:
             inside.add(member)

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from kiwi_core.daemon.engine.observer import where_it_is
-from kiwi_core.daemon.roster.registry import Member, session_id
+from kiwi_core.daemon.roster.registry import SessionRecord, session_id
 from kiwi_core.errors import KiwiError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import ProcessRef, Target
@@ -38,7 +38,7 @@ async def recover(
     roster: Roster,
     pager: Pager,
     registry: SessionRegistry,
-    joined: Callable[[Member, SessionJoined], None],
+    joined: Callable[[SessionRecord, SessionJoined], None],
 ) -> None:
     """Call ``joined`` for each process of ``roster`` that is still alive."""
     # By process, not by the session's id in the roster: the roster may be damaged.
@@ -49,7 +49,7 @@ async def recover(
     # Those that run now come first: they have the GPU, the others wait for it.
     found.sort(key=lambda pair: pair[1].residency is not Residency.RESIDENT)
     for entry, observation in found:
-        member = Member(
+        member = SessionRecord(
             id=SessionId(entry.session),
             ref=_ref(entry),
             uid=entry.uid,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.peers import Rights
     from kiwi_core.daemon.base.shares import Share
     from kiwi_core.daemon.engine.core import Core
-    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.states import Priority
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,9 @@ class RequestHandler:
     """Hints since the daemon started, for metrics servers; the next one, too."""
     hints_declined: int = 0
 
-    def of_session(self, connection: Connection, own: Member | None, message: SessionWish) -> None:
+    def of_session(
+        self, connection: Connection, own: SessionRecord | None, message: SessionWish
+    ) -> None:
         member = self._subject(connection, own, message.session)
         if isinstance(message, m.Release):
             self._release(connection, member)
@@ -73,7 +75,7 @@ class RequestHandler:
         else:
             self._resume(connection, member)
 
-    def _release(self, connection: Connection, member: Member) -> None:
+    def _release(self, connection: Connection, member: SessionRecord) -> None:
         """Release ``member``, and answer later: what it has in the GPU is read first."""
 
         def answer(refused: CallerError | None) -> None:
@@ -87,7 +89,7 @@ class RequestHandler:
         self._take_share(connection)
         self._core.release(member, answer)
 
-    def _suspend(self, connection: Connection, member: Member) -> None:
+    def _suspend(self, connection: Connection, member: SessionRecord) -> None:
         """Suspend ``member`` after a look: a process that just began to use the GPU may have its
         gate by now. A session that an admin keeps out stays out, whatever else its user asks
         for."""
@@ -115,7 +117,7 @@ class RequestHandler:
             )
         self._releases.take(uid)
 
-    def _resume(self, connection: Connection, member: Member) -> None:
+    def _resume(self, connection: Connection, member: SessionRecord) -> None:
         if member.kept_out == ADMIN and not self._rights.may_set(connection.peer):
             raise CallerError(
                 "not-allowed",
@@ -129,14 +131,14 @@ class RequestHandler:
         connection.send(m.Ok())
 
     @staticmethod
-    def _keep_out(connection: Connection, member: Member, by: str) -> None:
+    def _keep_out(connection: Connection, member: SessionRecord, by: str) -> None:
         member.kept_out = by
         log.info(
             "suspend" if by else "resume", by=connection.peer.owner, by_pid=connection.peer.pid,
             session=member.id, name=member.name,
         )  # fmt: skip
 
-    def _bring_back(self, connection: Connection, member: Member) -> None:
+    def _bring_back(self, connection: Connection, member: SessionRecord) -> None:
         """Feed the hint only if it leads to a page-in: users type a lot, so hints are many."""
         why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
         if why:
@@ -150,7 +152,9 @@ class RequestHandler:
             self._core.feed(ev.UseExpected(session=member.id))
         connection.send(m.HintReport(begun=not why, why=why))
 
-    def _subject(self, connection: Connection, own: Member | None, session: str) -> Member:
+    def _subject(
+        self, connection: Connection, own: SessionRecord | None, session: str
+    ) -> SessionRecord:
         member = self._registry.get(session) if session else own
         if member is None and not session:
             raise CallerError(

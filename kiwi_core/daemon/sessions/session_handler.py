@@ -9,7 +9,7 @@ import structlog
 
 from kiwi_core.daemon.base.peers import process_of, user_name
 from kiwi_core.daemon.roster import notices as words
-from kiwi_core.daemon.roster.registry import Member, session_id
+from kiwi_core.daemon.roster.registry import SessionRecord, session_id
 from kiwi_core.daemon.sessions.queue_places import QueuePlaces
 from kiwi_core.errors import PeerError
 from kiwi_core.sched import events as ev
@@ -45,13 +45,13 @@ DISCONNECTED_GRACE_S = 10.0
 burst counts as over, and it leaves Kiwi."""
 
 
-class Libraries(Protocol):
+class LinkedLibraries(Protocol):
     """The preloaded libraries of programs."""
 
-    def joined(self, member: Member) -> None:
+    def joined(self, member: SessionRecord) -> None:
         """Give the new session the libraries that belong to it."""
 
-    def speaks_for(self, member: Member) -> bool:
+    def speaks_for(self, member: SessionRecord) -> bool:
         """Return whether a library of a process of the session is connected."""
 
 
@@ -70,22 +70,22 @@ class SessionHandler:
         self._registry = registry
         self._core = core
         self._priorities = priorities
-        self._session_of: dict[Connection, Member] = {}
+        self._session_of: dict[Connection, SessionRecord] = {}
         self.expected = expected
-        self._leaving: dict[Member, Connection | None] = {}
+        self._leaving: dict[SessionRecord, Connection | None] = {}
         self.places = QueuePlaces(places, self._line_up)
-        self.libraries: Libraries
+        self.libraries: LinkedLibraries
         self.guards: Guards
         self.has_left: Callable[[Target], None]
         """Called with a session that has left Kiwi and lives on."""
 
     # --- asked by the router ----------------------------------------------------------------------
 
-    def of(self, connection: Connection) -> Member | None:
+    def of(self, connection: Connection) -> SessionRecord | None:
         """Return the session that the connection speaks for."""
         return self._session_of.get(connection)
 
-    def hello(self, connection: Connection, hello: m.Hello) -> Member:
+    def hello(self, connection: Connection, hello: m.Hello) -> SessionRecord:
         ref = process_of(connection.peer)
         member = self._registry.of_process(ref)
         if member is None:
@@ -116,7 +116,7 @@ class SessionHandler:
             self._burst_message(connection, member, message)
 
     def _burst_message(
-        self, connection: Connection, member: Member, message: m.Withdraw | m.EndBurst
+        self, connection: Connection, member: SessionRecord, message: m.Withdraw | m.EndBurst
     ) -> None:
         self.places.withdraw(member, message.burst)
         # If it is not current, that burst is over, and one that the daemon made for a call at the
@@ -150,7 +150,7 @@ class SessionHandler:
 
     # --- joining --------------------------------------------------------------------------------
 
-    def admit(self, ref: ProcessRef, uid: int, name: str, kernel_id: str = "") -> Member:
+    def admit(self, ref: ProcessRef, uid: int, name: str, kernel_id: str = "") -> SessionRecord:
         """Add a session. Raises ``PeerError``: "too-many-sessions" or "gone"."""
         if not self._registry.share.may(uid):
             raise PeerError(
@@ -158,7 +158,7 @@ class SessionHandler:
                 "You have as many sessions on this GPU as you may have.",
                 "Shut down notebooks that are no longer needed. Kiwi tries again by itself.",
             )
-        member = Member(id=session_id(ref), ref=ref, uid=uid)
+        member = SessionRecord(id=session_id(ref), ref=ref, uid=uid)
         self._registry.add(member)
         self._name(member, name, kernel_id)
         self._core.joined(member, self.priority_of(member))
@@ -166,18 +166,18 @@ class SessionHandler:
         self.libraries.joined(member)
         return member
 
-    def admit_linked(self, ref: ProcessRef, uid: int, name: str) -> Member:
+    def admit_linked(self, ref: ProcessRef, uid: int, name: str) -> SessionRecord:
         """Add a session for a program whose preloaded library alone has connected."""
         member = self.admit(ref, uid, name)
         member.by_link = True
         return member
 
     @staticmethod
-    def _name(member: Member, name: str, kernel_id: str) -> None:
+    def _name(member: SessionRecord, name: str, kernel_id: str) -> None:
         member.name = name or member.name or f"process {member.ref.pid}"
         member.kernel_id = kernel_id or member.kernel_id
 
-    def _bind(self, member: Member, connection: Connection) -> None:
+    def _bind(self, member: SessionRecord, connection: Connection) -> None:
         old = member.connection
         member.connection = connection
         self._session_of[connection] = member
@@ -188,12 +188,12 @@ class SessionHandler:
             self._session_of.pop(old, None)
             old.end_with(_superseded())
 
-    def priority_of(self, member: Member) -> Priority | None:
+    def priority_of(self, member: SessionRecord) -> Priority | None:
         return member.priority or self._priorities.get(user_name(member.uid))
 
     # --- bursts ---------------------------------------------------------------------------------
 
-    def resume_burst(self, member: Member, hello: m.Hello) -> None:
+    def resume_burst(self, member: SessionRecord, hello: m.Hello) -> None:
         """Restore the burst that a reconnected client is in: a restarted daemon may know it from
         its roster (it stays), or has to line it up again."""
         in_burst = member.in_burst and not member.own_burst
@@ -203,22 +203,22 @@ class SessionHandler:
             # It ended while there was no connection.
             self._end(member)
 
-    def _line_up(self, member: Member, client_burst: int) -> None:
+    def _line_up(self, member: SessionRecord, client_burst: int) -> None:
         burst = member.number(client_burst)
         member.waiting, member.in_burst = True, False
         self._core.feed(ev.LeaseRequested(session=member.id, burst=burst))
 
-    def _withdraw(self, member: Member) -> None:
+    def _withdraw(self, member: SessionRecord) -> None:
         member.waiting = member.in_burst = False
         self._core.feed(ev.LeaseWithdrawn(session=member.id, burst=member.burst))
 
-    def _end(self, member: Member) -> None:
+    def _end(self, member: SessionRecord) -> None:
         member.waiting = member.in_burst = False
         self._core.end_burst(member, member.burst)
 
     # --- leaving --------------------------------------------------------------------------------
 
-    def died(self, member: Member) -> None:
+    def died(self, member: SessionRecord) -> None:
         """Remove ``member``, whose process has ended."""
         log.info("session ended", session=member.id, pid=member.ref.pid)
         self._leaving.pop(member, None)
@@ -229,7 +229,7 @@ class SessionHandler:
         if member.connection is not None:
             member.connection.close()
 
-    def is_leaving(self, member: Member) -> bool:
+    def is_leaving(self, member: SessionRecord) -> bool:
         """Return whether ``member`` was told to leave, or said goodbye, and waits for its
         memory."""
         return member in self._leaving
@@ -241,14 +241,14 @@ class SessionHandler:
             if self._core.scheduler.state_of(member.id) is None:
                 self._say_farewell(member, self._leaving.pop(member))
 
-    def expect_back(self, member: Member) -> None:
+    def expect_back(self, member: SessionRecord) -> None:
         """Dismiss ``member``, which lives but has no connection, unless it comes back soon."""
         if member.forget is not None:
             member.forget.cancel()
         loop = asyncio.get_running_loop()
         member.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, member)
 
-    def dismiss(self, member: Member) -> None:
+    def dismiss(self, member: SessionRecord) -> None:
         """Let ``member`` leave Kiwi as soon as its memory is back."""
         self._leaving[member] = member.connection
         self.places.withdraw(member)
@@ -256,7 +256,7 @@ class SessionHandler:
         member.kept_out = ""
         self._core.feed(ev.SessionDetached(session=member.id))
 
-    def _gone_silent(self, member: Member) -> None:
+    def _gone_silent(self, member: SessionRecord) -> None:
         if self._is_held(member):
             # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
             self.expect_back(member)
@@ -266,7 +266,7 @@ class SessionHandler:
         log.info("session did not come back", session=member.id, pid=member.ref.pid)
         self.dismiss(member)
 
-    def _is_held(self, member: Member) -> bool:
+    def _is_held(self, member: SessionRecord) -> bool:
         return self._core.scheduler.state_of(member.id) in _HELD
 
     def tell_left_out(self, session: SessionId, why: str) -> None:
@@ -276,7 +276,7 @@ class SessionHandler:
             told = m.UserNotice(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
             member.connection.send(told)
 
-    def _say_farewell(self, member: Member, asked: Connection | None) -> None:
+    def _say_farewell(self, member: SessionRecord, asked: Connection | None) -> None:
         """Remove ``member``. ``asked`` is the connection that said goodbye, if any. A newer
         connection (the process came back meanwhile) is closed without an answer: it connects again,
         as a new session."""

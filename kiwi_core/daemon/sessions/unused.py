@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.base.address import Address
     from kiwi_core.daemon.base.connections import Connections
-    from kiwi_core.daemon.engine.operations import Operations
+    from kiwi_core.daemon.engine.operations import OperationRunner
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.daemon.sessions.orphans import Orphans
@@ -35,7 +35,7 @@ class Unused:
     _connections: Connections
     _registry: SessionRegistry
     _links: Links
-    _operations: Operations
+    _operations: OperationRunner
     _orphans: Orphans
     _tell: Callable[[str], None]
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.checkpoint.ports import Driver, Gpu
+    from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
-    from kiwi_core.pager.checkpoint.survey import Member, Survey
+    from kiwi_core.pager.checkpoint.survey import SessionProcess, Survey
     from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 
 _ROUNDS_MAX: Final = 8
@@ -54,8 +54,8 @@ class Parts:
     are about to go out of a session. ``remember`` stores the footprints where they survive this
     process; it is called before anything is moved out."""
 
-    driver: Driver
-    gpu: Gpu
+    driver: CheckpointCalls
+    gpu: GpuReadings
     survey: Survey
     footprints: Footprints
     room: GpuRoom
@@ -76,7 +76,7 @@ class Holding:
         self._target = target
         self._deadline_ns = deadline_ns
 
-    async def settled(self) -> list[Member]:
+    async def settled(self) -> list[SessionProcess]:
         """Return the session's processes. Wait until the deadline for a call under way on one of
         them, perhaps of an earlier caller that died."""
         while True:
@@ -143,7 +143,7 @@ class Holding:
         except GpuError:
             return None
 
-    def own_pids(self, members: Iterable[Member]) -> set[int]:
+    def own_pids(self, members: Iterable[SessionProcess]) -> set[int]:
         """Return the pids of the session, also those that this operation leaves to libraries,
         because their memory in the GPU belongs to nobody else."""
         whole = replace(self._target, left_out=frozenset())
@@ -166,8 +166,8 @@ class Holding:
 
     @asynccontextmanager
     async def all_held(
-        self, present: Callable[[], Awaitable[list[Member]]]
-    ) -> AsyncIterator[list[Member]]:
+        self, present: Callable[[], Awaitable[list[SessionProcess]]]
+    ) -> AsyncIterator[list[SessionProcess]]:
         """Hold all processes, or raise ``Stop``. If anything ends the operation early, unlock those
         that were locked here."""
         locked_here: list[ProcessRef] = []
@@ -182,8 +182,8 @@ class Holding:
             raise
 
     async def _lock_all(
-        self, present: Callable[[], Awaitable[list[Member]]], locked_here: list[ProcessRef]
-    ) -> list[Member]:
+        self, present: Callable[[], Awaitable[list[SessionProcess]]], locked_here: list[ProcessRef]
+    ) -> list[SessionProcess]:
         """Lock until a look finds no process running, because processes come and go meanwhile."""
         timeout_ns = self._parts.config.lock_timeout_ns
         until_ns = min(self._deadline_ns, time.monotonic_ns() + timeout_ns)
@@ -234,7 +234,7 @@ class Holding:
         return not processes.alive(ref) or await self._asked(ref) in FREE
 
 
-def in_state(members: list[Member], state: CheckpointState) -> list[ProcessRef]:
+def in_state(members: list[SessionProcess], state: CheckpointState) -> list[ProcessRef]:
     return [member.ref for member in members if member.state is state]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Lost
     from kiwi_core.pager.checkpoint.holding import Holding, Parts
-    from kiwi_core.pager.checkpoint.survey import Member
+    from kiwi_core.pager.checkpoint.survey import SessionProcess
 
 _SCRUBBED_POLL_S: Final = 0.02
 _SCRUBBED_AFTER_S: Final = 2.0
@@ -87,7 +87,7 @@ class Moving:
                 break
         return free_bytes
 
-    async def bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
+    async def bring_back(self, out: list[ProcessRef], members: list[SessionProcess]) -> int:
         """Bring back all of ``out``, or none (unless one is lost or the root is gone), and leave
         them locked. Return the bytes. ``members`` are the session's."""
         if not out:
@@ -112,7 +112,7 @@ class Moving:
             return sum(usage.get(ref.pid, 0) for ref in out)
         return need_bytes
 
-    async def bring_back_alone(self, ref: ProcessRef, members: list[Member]) -> None:
+    async def bring_back_alone(self, ref: ProcessRef, members: list[SessionProcess]) -> None:
         """Bring back one process of a session that is over, even if the root has ended."""
         size_bytes = self._parts.footprints.get(ref)
         reservation = Reservation(size_bytes, self._hold.own_pids(members))

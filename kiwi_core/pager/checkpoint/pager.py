@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
-    from kiwi_core.pager.checkpoint.ports import Driver, Gpu
-    from kiwi_core.pager.checkpoint.survey import DeviceUsage, Member
+    from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
+    from kiwi_core.pager.checkpoint.survey import DeviceUsage, SessionProcess
     from kiwi_core.pager.checkpoint.unmovable import Unfit
 
 _RESIDENCY = {
@@ -61,8 +61,8 @@ class CheckpointPager:
 
     def __init__(
         self,
-        driver: Driver,
-        gpu: Gpu,
+        driver: CheckpointCalls,
+        gpu: GpuReadings,
         config: Config = DEFAULTS,
         *,
         make_room: Callable[[Target, int], Awaitable[None]] = _enough,
@@ -148,7 +148,7 @@ class CheckpointPager:
         members = [await self._survey.member(ref) for ref in refs]
         return frozenset(member.ref for member in members if self._holds(member))
 
-    def _holds(self, member: Member) -> bool:
+    def _holds(self, member: SessionProcess) -> bool:
         if member.error is not None:
             return self._footprints.get(member.ref) is not None
         return member.state not in FREE
@@ -173,7 +173,7 @@ class CheckpointPager:
         """Forget the last reading of NVML, because somebody else has moved memory."""
         self._meter.forget()
 
-    def _memory(self, member: Member, usage: DeviceUsage) -> ProcessMemory:
+    def _memory(self, member: SessionProcess, usage: DeviceUsage) -> ProcessMemory:
         resident_bytes = usage.bytes_by_pid.get(member.ref.pid, 0)
         # If the driver does not say, a process that used GPU memory and now uses none is out.
         unknown_out = resident_bytes == 0 and self._footprints.get(member.ref) is not None

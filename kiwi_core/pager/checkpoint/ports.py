@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Outcome
 
 
-class Driver(Protocol):
+class CheckpointCalls(Protocol):
     """The driver's calls, see ``kiwi_core.gpu.driver``. All raise ``GpuError``: ``Hung`` if the
     result is unknown, ``Busy`` if the call did not begin. ``within_s`` is the limit for a move."""
 
@@ -35,7 +35,7 @@ class Driver(Protocol):
     async def unlock(self, pid: int) -> None: ...
 
 
-class Gpu(Protocol):
+class GpuReadings(Protocol):
     """One GPU's memory. All raise ``GpuError``."""
 
     async def free_bytes(self) -> int: ...

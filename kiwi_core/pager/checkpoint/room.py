@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.checkpoint.ports import Gpu
+    from kiwi_core.pager.checkpoint.ports import GpuReadings
 
 _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS
@@ -111,7 +111,7 @@ def _stands_still(pids: Collection[int]) -> bool:
 class GpuRoom:
     """The free memory of one GPU, and the reservations that were promised a part of it."""
 
-    def __init__(self, gpu: Gpu, config: Config) -> None:
+    def __init__(self, gpu: GpuReadings, config: Config) -> None:
         self._gpu = gpu
         self._config = config
         self._deciding = asyncio.Lock()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.checkpoint.ports import Driver, Gpu
+    from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import Footprints
     from kiwi_core.units import SessionId
 
@@ -33,7 +33,7 @@ _WINDOW_US: Final = 1_000_000
 
 
 @dataclass(frozen=True)
-class Member:
+class SessionProcess:
     """A live process that the driver knows. ``error`` is set if the driver did not report the
     state. ``stopped`` says why the process does not run, so that nobody has asked the driver."""
 
@@ -59,7 +59,7 @@ class UsageMeter:
     """Reads NVML for many observers, and says for each whether a process worked since *its* last
     look."""
 
-    def __init__(self, gpu: Gpu, footprints: Footprints) -> None:
+    def __init__(self, gpu: GpuReadings, footprints: Footprints) -> None:
         self._gpu = gpu
         self._footprints = footprints
         self._reading = asyncio.Lock()
@@ -120,7 +120,7 @@ class UsageMeter:
 class Survey:
     def __init__(
         self,
-        driver: Driver,
+        driver: CheckpointCalls,
         meter: UsageMeter,
         footprints: Footprints,
         other_roots: Callable[[], Collection[ProcessRef]],
@@ -130,7 +130,9 @@ class Survey:
         self._meter = meter
         self._other_roots = other_roots
 
-    async def members(self, target: Target, usage: DeviceUsage | None = None) -> list[Member]:
+    async def members(
+        self, target: Target, usage: DeviceUsage | None = None
+    ) -> list[SessionProcess]:
         """Return the session's processes that use CUDA, the root first. Pass ``usage`` only if an
         old reading will do. If the root is gone, return what it left behind, as far as that is in
         the terminal session that it led."""
@@ -161,7 +163,7 @@ class Survey:
                 refs.setdefault(ref)
         return [ref for ref in refs if ref not in target.left_out]
 
-    async def member(self, ref: ProcessRef, frozen: str = "") -> Member:
+    async def member(self, ref: ProcessRef, frozen: str = "") -> SessionProcess:
         """Ask the driver about ``ref``, unless it is stopped: the answer would not come."""
         if stopped := why_halted(ref) or frozen:
             return self._unasked(ref, stopped)
@@ -171,17 +173,17 @@ class Survey:
             if error.driver_code is None and not isinstance(error, (Busy, Hung)):
                 raise  # no driver at all: it is not about this process
             ended = not processes.alive(ref)  # then the driver may report an error
-            return Member(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
+            return SessionProcess(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
         if not processes.alive(ref):
             state = CheckpointState.NOT_A_CUDA_PROCESS
-        return Member(ref, state)
+        return SessionProcess(ref, state)
 
-    def _unasked(self, ref: ProcessRef, stopped: str) -> Member:
+    def _unasked(self, ref: ProcessRef, stopped: str) -> SessionProcess:
         """Return a stopped process with its remembered state, which cannot change by itself."""
         if self._footprints.get(ref) is not None:
-            return Member(ref, CheckpointState.CHECKPOINTED, stopped=stopped)
+            return SessionProcess(ref, CheckpointState.CHECKPOINTED, stopped=stopped)
         state = CheckpointState.RUNNING if has_driver(ref) else CheckpointState.NOT_A_CUDA_PROCESS
-        return Member(ref, state, stopped=stopped)
+        return SessionProcess(ref, state, stopped=stopped)
 
 
 def belongs(pid: int, roots: Collection[ProcessRef]) -> bool:
@@ -197,5 +199,5 @@ def belongs(pid: int, roots: Collection[ProcessRef]) -> bool:
     return any(processes.in_session_of(root, pid) for root in leaders)
 
 
-def _has_nothing(member: Member) -> bool:
+def _has_nothing(member: SessionProcess) -> bool:
     return member.state is CheckpointState.NOT_A_CUDA_PROCESS and member.error is None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.checkpoint.holding import Parts
-    from kiwi_core.pager.checkpoint.survey import Member
+    from kiwi_core.pager.checkpoint.survey import SessionProcess
 
 _ROUNDS_MAX: Final = 3
 """Rounds of an operation. A worker that is killed may leave one unfinished call per process. The
@@ -87,7 +87,7 @@ class Transaction:
                 break
         return self._moved(moved_bytes)
 
-    async def _bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
+    async def _bring_back(self, out: list[ProcessRef], members: list[SessionProcess]) -> int:
         try:
             return await self._move.bring_back(out, members)
         except Stop as stop:
@@ -99,7 +99,7 @@ class Transaction:
         """Return whether a call left behind by a killed caller took effect only now."""
         return bool(in_state(await self._hold.settled(), CheckpointState.CHECKPOINTED))
 
-    async def _present(self) -> list[Member]:
+    async def _present(self) -> list[SessionProcess]:
         """Return the session's processes, once all have settled. If a process is lost or the root
         has ended, release the others first: nothing else ever does."""
         members = await self._hold.settled()
@@ -151,7 +151,7 @@ class Transaction:
             return named_bytes + max(0, most_bytes)
         return named_bytes + sum(filter(None, learnt))
 
-    async def _out(self, locked: list[ProcessRef], members: list[Member]) -> None:
+    async def _out(self, locked: list[ProcessRef], members: list[SessionProcess]) -> None:
         done: list[ProcessRef] = []
         try:
             sizes = await self._measure(locked)
@@ -178,7 +178,11 @@ class Transaction:
         return sizes
 
     async def _undo_out(
-        self, done: list[ProcessRef], locked: list[ProcessRef], members: list[Member], stop: Stop
+        self,
+        done: list[ProcessRef],
+        locked: list[ProcessRef],
+        members: list[SessionProcess],
+        stop: Stop,
     ) -> None:
         """Bring back the processes already out. They end up held here, whether found held or
         running; ``all_held`` unlocks them if this operation locked them."""
@@ -191,7 +195,7 @@ class Transaction:
             stop.keep_held = True
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
 
-    async def _let_go(self, members: list[Member], stop: Stop) -> None:
+    async def _let_go(self, members: list[SessionProcess], stop: Stop) -> None:
         """Bring back what can be brought back and let everything run on: the session is over (its
         root ended, or a part is lost). Ignore errors, since the outcome is known. One exception: if
         there is no room for a process that an ended root left behind, the outcome says so."""

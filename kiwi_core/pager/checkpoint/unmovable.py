@@ -62,7 +62,7 @@ _TRIES: Final = 3
 580 always answers INVALID_VALUE where memory was shared; other errors have been seen to pass."""
 
 
-class Kind(Enum):
+class UnmovableKind(Enum):
     MANAGED = "managed-memory"
     NCCL = "nccl"
     SHARED = "shared-memory"
@@ -74,7 +74,7 @@ class Kind(Enum):
 class Unfit(NamedTuple):
     """Why a process must not be moved. ``reason`` says how soon that may change."""
 
-    kind: Kind
+    kind: UnmovableKind
     sentence: str
     remedy: str
     reason: Reason = Reason.UNSUPPORTED
@@ -84,7 +84,7 @@ class Unfit(NamedTuple):
 
 
 MIG: Final = Unfit(
-    Kind.MIG,
+    UnmovableKind.MIG,
     "MIG is on, and the driver cannot move programs on MIG slices.",
     "Switch it off (nvidia-smi -mig 0), or leave this GPU out of Kiwi (kiwi daemon --gpu).",
 )
@@ -121,7 +121,7 @@ def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> Unfit | None:
     if not any(_OUR_LIBRARY in name for name in _mapped(ref.pid, root)):
         return None
     return Unfit(
-        Kind.UNREACHED,
+        UnmovableKind.UNREACHED,
         f"Process {ref.pid} has Kiwi's library, which is not connected to the daemon, so that "
         "nobody can shut its gate.",
         "It connects by itself as a rule. If this lasts, restart the program.",
@@ -137,7 +137,7 @@ def _major(driver_version: str) -> int:
 
 def _shares(pid: int) -> Unfit:
     return Unfit(
-        Kind.SHARED,
+        UnmovableKind.SHARED,
         f"Process {pid} shares GPU memory with another program (CUDA IPC). The driver cannot move "
         "that, and the try can kill both.",
         "It stays in the GPU until it ends. Pass tensors by host memory to make it movable.",
@@ -146,7 +146,7 @@ def _shares(pid: int) -> Unfit:
 
 def _managed(pid: int) -> Unfit:
     return Unfit(
-        Kind.MANAGED,
+        UnmovableKind.MANAGED,
         f"Process {pid} uses managed memory, which the driver cannot move. The try would damage it "
         "on some drivers.",
         "It stays in the GPU until it ends. Ordinary device memory (cudaMalloc) can be moved.",
@@ -155,7 +155,7 @@ def _managed(pid: int) -> Unfit:
 
 def _nccl(pid: int, driver_version: str) -> Unfit:
     return Unfit(
-        Kind.NCCL,
+        UnmovableKind.NCCL,
         f"Process {pid} uses NCCL, and driver {driver_version} ends such a program when its memory "
         "is moved.",
         "Start a training for one GPU without a process group, call destroy_process_group() when "
@@ -270,13 +270,13 @@ class RestoreFailures:
 def _failed(pid: int, error: GpuError) -> Unfit:
     if error.driver_code in STICKY:
         return Unfit(
-            Kind.FAILED,
+            UnmovableKind.FAILED,
             f"The GPU code of process {pid} has failed before, and its memory cannot be moved any "
             f"more ({error.message})",
             "Restart it: none of its GPU calls works any longer.",
         )
     return Unfit(
-        Kind.FAILED,
+        UnmovableKind.FAILED,
         f"The driver has refused to move process {pid}, and the try may have damaged it; Kiwi does "
         f"not try again ({error.message})",
         "If its GPU code fails now, restart it. It stays in the GPU until it ends.",

@@ -91,7 +91,7 @@ class ShownForecast(NamedTuple):
     """Why the forecast is longer than the one before; mostly ""."""
 
 
-class Standing(NamedTuple):
+class ForecastBasis(NamedTuple):
     """The facts at one forecast that figures depend on, apart from burst lengths."""
 
     now_ns: int
@@ -100,7 +100,7 @@ class Standing(NamedTuple):
     troubles: int
     holders: frozenset[SessionId] = frozenset()
 
-    def looks_like(self, before: Standing) -> bool:
+    def looks_like(self, before: ForecastBasis) -> bool:
         """Return whether nothing that users see beside the figure has changed."""
         now = self.ahead, self.settings, self.holders
         return now == (before.ahead, before.settings, before.holders)
@@ -117,7 +117,7 @@ class Promise:
     shortest_ns: int
     longest_ns: int
     """``shortest_ns`` and ``longest_ns`` are the extremes of the futures of the first forecast."""
-    standing: Standing
+    standing: ForecastBasis
     """The facts when the figures last rose, or of the first forecast."""
     fresh: Estimate
     """The result of the last forecast, made at ``looked_ns``, or a figure that falls towards it."""
@@ -128,7 +128,7 @@ class Promise:
     longer_since_ns: int | None = None
     bound: bool = False
     """Whether only ``high_ns`` is shown, as an upper bound."""
-    seen: Standing = field(init=False)
+    seen: ForecastBasis = field(init=False)
     """The facts at the last forecast."""
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Promise:
         told = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
         return told._replace(low_ns=0) if self.bound else told
 
-    def renew(self, fresh: Estimate, unlucky_ns: int, standing: Standing) -> None:
+    def renew(self, fresh: Estimate, unlucky_ns: int, standing: ForecastBasis) -> None:
         """Take over the estimate ``fresh``. Its high end is at least ``unlucky_ns``: a wait that is
         still likely is never ruled out."""
         fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
@@ -159,7 +159,7 @@ class Promise:
         self.fresh, self.seen, self.looked_ns = fresh, standing, now_ns
 
 
-def _why(before: Standing, now: Standing) -> str:
+def _why(before: ForecastBasis, now: ForecastBasis) -> str:
     if before.settings != now.settings:
         return "the settings were changed"
     if before.troubles < now.troubles:
@@ -258,7 +258,7 @@ class Forecast:
         tail = self._due_tail(st, ahead, now_ns)
         last: Estimate | None = None
         for waiter in tuple(st.policy.order(st)):
-            standing = Standing(now_ns, place, settings, troubles, holders)
+            standing = ForecastBasis(now_ns, place, settings, troubles, holders)
             place += not waiter.stopping  # a session that is being stopped is shown as a holder
             found = ahead.waits_ns.get(waiter.id)
             if waiter.blocked is not None:
@@ -307,7 +307,7 @@ class Forecast:
         fresh: Estimate,
         ends_ns: tuple[int, int],
         unlucky_ns: int,
-        standing: Standing,
+        standing: ForecastBasis,
     ) -> None:
         promise = self._promises.get(waiter.id)
         if promise is not None:

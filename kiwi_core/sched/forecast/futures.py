@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.forecast.further import begins_ns
-from kiwi_core.sched.forecast.lookahead import Run
+from kiwi_core.sched.forecast.lookahead import SimulatedFuture
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -52,16 +52,18 @@ class Futures:
 def futures(st: State, now_ns: int) -> Futures:
     """Simulate futures of ``st``, which is not changed. The first one has median burst lengths."""
     grants = GRANTS if len(st.queue) <= CROWD else GRANTS // 2
-    first = Run(st, now_ns, 0.5, spread=False)
+    first = SimulatedFuture(st, now_ns, 0.5, spread=False)
     found = {id_: [wait_ns] for id_, wait_ns in first.waits_ns(grants).items()}
     head = len(found)
     runs = min(RUNS_MAX, (STEPS // max(1, first.steps) - 1) | 1) if grants == GRANTS else 1
     for number in range(runs):
         if number != runs // 2:  # the first run takes its place
-            run = Run(st, now_ns, (number + 0.5) / runs, spread=True)
+            run = SimulatedFuture(st, now_ns, (number + 0.5) / runs, spread=True)
             for id_, wait_ns in run.waits_ns(grants).items():
                 found.setdefault(id_, []).append(wait_ns)
-    unlucky = Run(st, now_ns, UNLUCKY, spread=False).waits_ns(grants) if runs > 1 else {}
+    unlucky = (
+        SimulatedFuture(st, now_ns, UNLUCKY, spread=False).waits_ns(grants) if runs > 1 else {}
+    )
     return Futures(found, unlucky, head == grants)
 
 

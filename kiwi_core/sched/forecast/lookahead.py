@@ -21,7 +21,7 @@ from kiwi_core.sched.rules.settle import settle
 from kiwi_core.units import NS_PER_MS, SessionId
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.model.operations import Running
+    from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
@@ -56,7 +56,7 @@ def burst_ns(session: Session, attained_ns: int, chance: float) -> int:
     return longer[number] if number < len(longer) else NEVER_NS
 
 
-class Run:
+class SimulatedFuture:
     """One future. ``chance`` is the quantile of each burst's length. With ``spread`` it applies to
     the first session only. The others get shifted quantiles, so that over several runs each session
     sees the whole range evenly."""
@@ -66,7 +66,7 @@ class Run:
         self._now_ns = self._began_ns = now_ns
         self.steps = 0
         """Number of events so far, which measures the run's cost."""
-        self._reports: list[tuple[int, int, Running, Session]] = []
+        self._reports: list[tuple[int, int, OngoingOperation, Session]] = []
         """Heap of the times when operations report, with the operation ids."""
         self._ends: list[tuple[int, SessionId, int]] = []
         """Heap of the times when runners' bursts end, with the time of the runner's grant."""
@@ -193,7 +193,7 @@ def _cost_ns(st: State, session: Session, doing: Doing) -> int:
     return HOLD_NS
 
 
-def _outcome(op: Running, session: Session, now_ns: int) -> ev.Event:
+def _outcome(op: OngoingOperation, session: Session, now_ns: int) -> ev.Event:
     elapsed_ns = now_ns - op.started_ns
     if op.doing is Doing.PAGING_OUT:
         moved_bytes = session.paged_out_bytes + session.resident_bytes

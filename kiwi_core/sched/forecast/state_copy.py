@@ -13,13 +13,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.sched.model.history import History
-from kiwi_core.sched.model.operations import Running
+from kiwi_core.sched.model.operations import OngoingOperation
 from kiwi_core.sched.model.policy import Policy
 from kiwi_core.sched.model.session import RoomRequest, Session
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.model.stories import Stories
-from kiwi_core.sched.model.usage import Usage
+from kiwi_core.sched.model.usage import RecentUsage
 from kiwi_core.sched.policy.owners import OwnerTurns
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Up to fifty sessions are copied many times a second; ``copy.copy`` takes four times as long.
 _SESSION: Final = attrgetter(*(one.name for one in fields(Session)))
-_OPERATION: Final = attrgetter(*(one.name for one in fields(Running)))
+_OPERATION: Final = attrgetter(*(one.name for one in fields(OngoingOperation)))
 
 _SHARED: Final = ("config", "sessions", "stories", "history", "speed", "swaps")
 """Fields of ``State`` that never change, or that the copy gets anew."""
@@ -63,7 +63,7 @@ def _session(session: Session) -> Session:
     copied.peaks_bytes = session.peaks_bytes.copy()
     copied.durations_ns = session.durations_ns.copy()
     if session.op is not None:
-        copied.op = Running(*_OPERATION(session.op))
+        copied.op = OngoingOperation(*_OPERATION(session.op))
     return copied
 
 
@@ -82,7 +82,7 @@ def _mapped(value: Any, copies: dict[SessionId, Session]) -> Any:
         return kind(_mapped(one, copies) for one in value)
     if kind is RoomRequest:
         return replace(value, session=_mapped(value.session, copies))
-    if isinstance(value, (Policy, OwnerTurns, Usage)):
+    if isinstance(value, (Policy, OwnerTurns, RecentUsage)):
         made = object.__new__(kind)
         made.__dict__.update((name, _mapped(one, copies)) for name, one in vars(value).items())
         return made

@@ -15,7 +15,7 @@ from kiwi_core.sched.model.mode import Mode
 from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT
 from kiwi_core.sched.model.readings import Readings
 from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING, Want
-from kiwi_core.sched.model.usage import Usage
+from kiwi_core.sched.model.usage import RecentUsage
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -50,7 +50,7 @@ class Derived(Mode, Readings):
     active: int = 0
     """The number of runners and waiters."""
 
-    usage: Usage = field(default_factory=Usage)
+    usage: RecentUsage = field(default_factory=RecentUsage)
 
     @property
     def free_bytes(self) -> int:

@@ -29,7 +29,7 @@ PAGING_IN: Final = Doing.PAGING_IN
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class OngoingOperation:
     """An operation that has not reported yet. It is in ``State.ops`` under ``op`` exactly as long
     as the session's ``op`` field refers to it."""
 
@@ -51,7 +51,7 @@ class Operations:
 
     __slots__ = tuple[str, ...]()  # ``Session`` has the slots
 
-    op: Running | None = None
+    op: OngoingOperation | None = None
     """The operation in progress."""
     moved_at_ns: int = -1
     """When its last operation reported; a reading from before that is stale."""
@@ -70,7 +70,7 @@ class Operations:
         reports."""
         return self.op is not None and self.op.stops_runner
 
-    def op_begins(self, op: Running) -> None:
+    def op_begins(self, op: OngoingOperation) -> None:
         self.op = op
 
     def op_stops_nobody(self) -> None:

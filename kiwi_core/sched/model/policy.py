@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kiwi_core.sched.model.session import Session
-    from kiwi_core.sched.model.usage import Usage
+    from kiwi_core.sched.model.usage import RecentUsage
     from kiwi_core.units import SessionId
 
 
@@ -71,7 +71,7 @@ class PolicyContext(Protocol):
         ...
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> RecentUsage:
         """Return how much GPU time each session has had lately."""
         ...
 

@@ -28,9 +28,9 @@ class Standing:
     share: float = 0.0
     """The smallest share of the GPU that its priority class is to have; 0: none."""
     had: float = 0.0
-    """GPU time that it has had lately while others waited; only ``Usage`` can read it."""
+    """GPU time that it has had lately while others waited, as ``RecentUsage`` counts it."""
     favoured: float = 0.0
-    """The part of ``had`` that the policy gave it before others; only ``Usage`` can read it."""
+    """The part of ``had`` that the policy gave it before others, as ``RecentUsage`` counts it."""
     level: int = 0
     """Set by the policy: its place in the queue, or its place before its grant."""
     protected_until_ns: int = 0

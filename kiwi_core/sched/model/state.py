@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.model.accounts import Account
-    from kiwi_core.sched.model.operations import Running
+    from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.sched.model.policy import Policy, TurnSettings
     from kiwi_core.sched.model.session import RoomRequest, Session
     from kiwi_core.states import Direction
@@ -132,13 +132,13 @@ class State(Derived):
 
     # --- operations -----------------------------------------------------------------------------
 
-    def op_begins(self, session: Session, op: Running) -> None:
+    def op_begins(self, session: Session, op: OngoingOperation) -> None:
         session.op_begins(op)
         self.moved_at_ns = self.now_ns
         self.ops[op.op] = session
         self.refresh(session)
 
-    def op_reports(self, session: Session, op: Running) -> None:
+    def op_reports(self, session: Session, op: OngoingOperation) -> None:
         """Record that ``op`` of ``session`` has reported. The caller records the outcome."""
         del self.ops[op.op]
         session.op_reports(self.now_ns)

@@ -21,7 +21,7 @@ written on the hot path and hardly ever read."""
 
 
 @dataclass(frozen=True)
-class StoryLine:
+class StoryEntry:
     at_ns: int
     text: str
 
@@ -33,7 +33,7 @@ class Size(int):
         return format_bytes(int(self))
 
 
-class Span(int):
+class StorySpan(int):
     """A number of nanoseconds, formatted only when a line is read."""
 
     def __format__(self, _spec: str) -> str:
@@ -46,7 +46,7 @@ class Stories:
     def __init__(self, lines_max: int) -> None:
         self._lines_max = lines_max
         self._present: dict[SessionId, Story] = {}
-        self._departed: OrderedDict[SessionId, tuple[StoryLine, ...]] = OrderedDict()
+        self._departed: OrderedDict[SessionId, tuple[StoryEntry, ...]] = OrderedDict()
 
     def begin(self, session: SessionId) -> Story:
         """Return the new story of ``session``, to which ``State.tell`` adds lines."""
@@ -61,12 +61,12 @@ class Stories:
         if len(self._departed) > DEPARTED_MAX:
             self._departed.popitem(last=False)
 
-    def lines(self, session: SessionId) -> tuple[StoryLine, ...]:
+    def lines(self, session: SessionId) -> tuple[StoryEntry, ...]:
         """Return the lines of ``session``, oldest first; empty if no story of it is kept."""
         if session not in self._present:
             return self._departed.get(session, ())
         return tuple(
-            StoryLine(at_ns, template.format(*arguments))
+            StoryEntry(at_ns, template.format(*arguments))
             for at_ns, template, arguments in self._present[session]
         )
 

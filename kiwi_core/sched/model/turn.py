@@ -47,7 +47,7 @@ class Turn:
     granted_ns: int = 0
     """When its quantum began; only while RUNNING or being stopped."""
     began_ns: int = 0
-    """What the clock of ``Usage`` showed when its turn began; only while it holds the lease."""
+    """When its turn began on the clock of ``RecentUsage``; only while it holds the lease."""
     turn_id: int = 0
     """The id of its history entry in progress, exactly while ``history.turn_of`` has one."""
     attained_ns: int = 0
@@ -114,7 +114,8 @@ class Turn:
     # --- holding the lease ----------------------------------------------------------------------
 
     def granted(self, now_ns: int, clock_ns: int, turn_id: int) -> None:
-        """Hold the lease from now on, for a fresh quantum. ``clock_ns`` is on ``Usage``'s clock."""
+        """Hold the lease from now on, for a fresh quantum. ``clock_ns`` is on the clock of
+        ``RecentUsage``."""
         self.want = RUNNING
         self.bursts_begun += not self.mid_burst
         self.mid_burst = False

@@ -28,7 +28,7 @@ EPOCH_NS: Final = 64 * HALF_LIFE_NS
 """Keeps weights below 2**64, far from the limits of floating point."""
 
 
-class Usage:
+class RecentUsage:
     """The clock and the sums over the sessions that wait or run (``State.active``)."""
 
     def __init__(self) -> None:

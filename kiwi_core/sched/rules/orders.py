@@ -12,7 +12,7 @@ from kiwi_core.sched.model.operations import (
     RESUMING,
     SUSPENDING,
     Doing,
-    Running,
+    OngoingOperation,
 )
 from kiwi_core.sched.rules.bursts import stopped
 from kiwi_core.states import HistoryKind, Notice
@@ -122,7 +122,7 @@ def _start(
         moved_bytes = session.resident_bytes if doing is PAGING_OUT else restore_bytes
         move_id = st.history.begin()
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    st.op_begins(session, Running(op, doing, st.now_ns, stops_runner, hinted, move_id))
+    st.op_begins(session, OngoingOperation(op, doing, st.now_ns, stops_runner, hinted, move_id))
     if doing is SUSPENDING:
         st.actions.append(Suspend(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
     elif doing is RESUMING:

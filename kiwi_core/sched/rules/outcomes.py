@@ -12,7 +12,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT
 from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESUMING, SUSPENDING, Doing
-from kiwi_core.sched.model.stories import Size, Span
+from kiwi_core.sched.model.stories import Size, StorySpan
 from kiwi_core.sched.model.turn import NOTHING, QUEUED
 from kiwi_core.sched.rules import bursts, hints, orders
 from kiwi_core.states import Notice, Reason
@@ -20,7 +20,7 @@ from kiwi_core.states import Notice, Reason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.model.operations import Running
+    from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
     from kiwi_core.states import Direction
@@ -32,7 +32,7 @@ HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})
 
 def _take(
     st: State, op: OpId, doing: Doing, moved_bytes: int | None = None
-) -> tuple[Session, Running] | None:
+) -> tuple[Session, OngoingOperation] | None:
     """Remove an operation that has reported from ``State.ops``; return its session and record, or
     ``None`` if the outcome is to be dropped, or if the session is dead and forgotten with it.
     ``moved_bytes`` is given for a move that succeeded."""
@@ -78,7 +78,7 @@ def _leave_or_return(st: State, session: Session) -> None:
         st.refresh(session)
 
 
-def _stopped(st: State, session: Session, running: Running) -> None:
+def _stopped(st: State, session: Session, running: OngoingOperation) -> None:
     if running.stops_runner:
         bursts.stopped(st, session)
 
@@ -129,7 +129,7 @@ def paged_in(st: State, event: ev.PagedIn) -> None:
 def _record_swap(
     st: State,
     session: Session,
-    running: Running,
+    running: OngoingOperation,
     direction: Direction,
     moved: int,
     elapsed_ns: int,
@@ -140,7 +140,7 @@ def _record_swap(
         learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
         learn(moved, elapsed_ns)
     st.swaps.append((session.id, direction, moved, elapsed_ns, st.now_ns))
-    st.tell(session, "paged {}: {} in {}", direction, Size(moved), Span(elapsed_ns))
+    st.tell(session, "paged {}: {} in {}", direction, Size(moved), StorySpan(elapsed_ns))
 
 
 def resumed(st: State, event: ev.Resumed) -> None:
@@ -152,7 +152,12 @@ def resumed(st: State, event: ev.Resumed) -> None:
 
 
 def _refused(
-    st: State, session: Session, running: Running, notice: Notice, reason: Reason, detail: str
+    st: State,
+    session: Session,
+    running: OngoingOperation,
+    notice: Notice,
+    reason: Reason,
+    detail: str,
 ) -> None:
     """Handle a refusal: nothing changed in the target, so leave it alone for a while."""
     words = f"{reason.value}: {detail}" if detail else reason.value
@@ -221,7 +226,7 @@ def page_in_lost(st: State, event: ev.PageInLost) -> None:
         lost(st, *taken, event.detail)
 
 
-def lost(st: State, session: Session, running: Running, detail: str) -> None:
+def lost(st: State, session: Session, running: OngoingOperation, detail: str) -> None:
     """Handle the loss of a session's contents. A session that still waits for its burst gets its
     grant, so that its own CUDA calls raise; otherwise it would wait for ever."""
     if running.stops_runner:

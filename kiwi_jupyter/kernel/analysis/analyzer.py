@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_jupyter.kernel.analysis.check import Checker, Fault
+from kiwi_jupyter.kernel.analysis.check import Checker, Objection
 from kiwi_jupyter.kernel.analysis.glance import Glance
 from kiwi_jupyter.kernel.analysis.holdings import CALLBACKS
 from kiwi_jupyter.kernel.analysis.libraries import Libraries
@@ -32,7 +32,7 @@ from kiwi_jupyter.kernel.analysis.names import (
     Meaning,
 )
 from kiwi_jupyter.kernel.analysis.plain import PlainChecker
-from kiwi_jupyter.kernel.analysis.steps import Reading, Source, Step, read
+from kiwi_jupyter.kernel.analysis.steps import CodeStep, Reading, Source, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -166,7 +166,7 @@ class Analyzer:
         finally:
             self._tainted, self._patched, self._callbacks = before
 
-    def _verdict(self, found: tuple[int, Fault] | None, why_not: str) -> Verdict:
+    def _verdict(self, found: tuple[int, Objection] | None, why_not: str) -> Verdict:
         if found is None:
             return Verdict(False, why_not)
         index, fault = found
@@ -183,10 +183,10 @@ class Analyzer:
             self._harmless_modules.add(name)
         return None
 
-    def _note_callbacks(self, steps: list[Step]) -> None:
+    def _note_callbacks(self, steps: list[CodeStep]) -> None:
         self._callbacks = self._callbacks or any(map(self._may_give_callbacks, steps))
 
-    def _may_give_callbacks(self, step: Step) -> bool:
+    def _may_give_callbacks(self, step: CodeStep) -> bool:
         """Return whether a statement gives functions to what does not show them, or runs code that
         nobody has read."""
         return any(
@@ -197,7 +197,7 @@ class Analyzer:
             if needs is not None
         )
 
-    def _note_patches(self, step: Step, names: CellNames) -> None:
+    def _note_patches(self, step: CodeStep, names: CellNames) -> None:
         for needs in (step.now, step.later):
             for name, chain, attribute in needs.patches if needs is not None else ():
                 for meaning in names.meanings(name):
@@ -217,7 +217,7 @@ class _Pass:
         self._space = space
         self._clean = clean
         self.names = CellNames(space)
-        self.taint: Fault | None = None
+        self.taint: Objection | None = None
         magic = Magics(self._body)
         if plain:
             self._checker: Checker = PlainChecker(analyzer.libraries, magic=magic)
@@ -238,12 +238,12 @@ class _Pass:
         self._checker.forget()
         self.names.forget()
 
-    def first_fault(self, steps: list[Step]) -> tuple[int, Fault] | None:
+    def first_fault(self, steps: list[CodeStep]) -> tuple[int, Objection] | None:
         """Index and reason of the first statement that may use the GPU.
 
         A clean look goes on to the end: a fault further down must not be forgotten.
         """
-        found: tuple[int, Fault] | None = None
+        found: tuple[int, Objection] | None = None
         for index, step in enumerate(steps):
             fault = self._step(step)
             if fault is not None and fault.taints and self.taint is None:
@@ -254,7 +254,7 @@ class _Pass:
                 return found
         return found or self._display(steps)
 
-    def _step(self, step: Step) -> Fault | None:
+    def _step(self, step: CodeStep) -> Objection | None:
         meanings = _bindings(step, self.names)
         for name in step.now.stores:
             self.names.may_bind(name, meanings.get(name, COMPUTED))
@@ -269,7 +269,7 @@ class _Pass:
                 self.names.binds(name, meanings.get(name, COMPUTED))
         return fault
 
-    def _display(self, steps: list[Step]) -> tuple[int, Fault] | None:
+    def _display(self, steps: list[CodeStep]) -> tuple[int, Objection] | None:
         """Showing the last expression moves ``_`` to ``__`` to ``___``, which lets go of one."""
         shown_at = steps[-1].shown_at
         if shown_at is None:
@@ -281,14 +281,14 @@ class _Pass:
         why = self._checker.let_go(old)
         if why is None:
             return None
-        fault = Fault(shown_at, "___", f"its old value goes: {why}", taints=False)
+        fault = Objection(shown_at, "___", f"its old value goes: {why}", taints=False)
         return len(steps) - 1, fault
 
-    def _body(self, code: str, fresh: bool) -> Fault | None:
+    def _body(self, code: str, fresh: bool) -> Objection | None:
         """Judge code inside a magic; ``fresh``: a script with a namespace of its own."""
         tree = parse(code, self._transform)
         if tree is None:
-            return Fault(0, code.strip()[:60], "it is not Python that Kiwi can read")
+            return Objection(0, code.strip()[:60], "it is not Python that Kiwi can read")
         outer = self.names
         if fresh:
             self.names = CellNames({})
@@ -304,10 +304,10 @@ class _Pass:
             self.names = outer
         return self._into_notebook(bound) if fresh else None
 
-    def _later(self, step: Step) -> Fault | None:
+    def _later(self, step: CodeStep) -> Objection | None:
         return None if step.later is None else self._checker.check(step.later, self.names)
 
-    def _into_notebook(self, bound: set[str]) -> Fault | None:
+    def _into_notebook(self, bound: set[str]) -> Objection | None:
         """Bind the script's names in the notebook, as ``%run`` copies them."""
         for name in bound:
             fault = self._checker.stored(name, self.names.old_value(name), 0)
@@ -317,7 +317,7 @@ class _Pass:
         return None
 
 
-def _bindings(step: Step, names: CellNames) -> dict[str, Meaning]:
+def _bindings(step: CodeStep, names: CellNames) -> dict[str, Meaning]:
     """Return what the names mean that a statement binds, if more than "computed" is known."""
     if step.later is not None:
         return {name: Defined(name, step.later) for name in step.now.stores}

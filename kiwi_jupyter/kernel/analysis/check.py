@@ -1,4 +1,4 @@
-"""Holds what code reaches (``Needs``) against what the names mean (``Names``)."""
+"""Holds what code reaches (``CodeNeeds``) against what the names mean (``Names``)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kiwi_jupyter.kernel.analysis.names import Meaning, Names
-    from kiwi_jupyter.kernel.analysis.needs import Chain, MagicCall, Needs
+    from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds, MagicCall
 
 _MISSING: Final = object()
 
 
 @dataclass(frozen=True)
-class Fault:
+class Objection:
     """Why code may use the GPU: the first thing found. ``taints``: it may also change what later
     cells do without a trace in them (imports, ``exec``), so "nothing can reach a GPU" is over.
     ``plain``: it goes for the GPU by name (``plain.py``)."""
@@ -49,7 +49,7 @@ class Checker:
         *,
         clean: bool,
         patched: frozenset[str] | set[str] = frozenset(),
-        magic: Callable[[MagicCall], Fault | None] | None = None,
+        magic: Callable[[MagicCall], Objection | None] | None = None,
         callbacks: bool = False,
     ) -> None:
         self.libraries = libraries
@@ -64,14 +64,14 @@ class Checker:
         """Let go of everything that was looked at."""
         self._judge.forget()
 
-    def check(self, needs: Needs, names: Names) -> Fault | None:
+    def check(self, needs: CodeNeeds, names: Names) -> Objection | None:
         """The first reason, by line, why code that reaches ``needs`` may use the GPU."""
         faults = [fault for fault in self._faults(needs, names) if fault is not None]
         return min(faults, key=lambda fault: fault.line, default=None)
 
-    def _faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
+    def _faults(self, needs: CodeNeeds, names: Names) -> Iterator[Objection | None]:
         for line, why in needs.doors:
-            yield Fault(line, why, "that can lead anywhere")
+            yield Objection(line, why, "that can lead anywhere")
         yield from self._name_faults(needs, names)
         for (module, chain), line in needs.modules.items():
             yield self._module(module, chain, line)
@@ -80,7 +80,7 @@ class Checker:
         for magic in needs.magics:
             yield self._magic(magic) if self._magic else _unknown_magic(magic)
 
-    def _name_faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
+    def _name_faults(self, needs: CodeNeeds, names: Names) -> Iterator[Objection | None]:
         for module, line in needs.imports.items():
             yield self._import(module, line)
         for (name, chain), line in needs.reads.items():
@@ -94,14 +94,14 @@ class Checker:
         for (name, chain), line in needs.bases.items():
             yield self._mention(name, chain, line, names, _is_quiet_base)
 
-    def stored(self, name: str, old: object, line: int) -> Fault | None:
+    def stored(self, name: str, old: object, line: int) -> Objection | None:
         """Binding or deleting ``name`` lets go of ``old``, whose destructor may use the GPU."""
         if self._clean or type(old) is ModuleType:
             return None
         why = self._judge.value(old)
         if why is None:
             return None
-        return Fault(line, name, f"its old value goes: {why}", taints=False)
+        return Objection(line, name, f"its old value goes: {why}", taints=False)
 
     def let_go(self, value: object) -> str | None:
         """Return why dropping the last reference to ``value`` may use the GPU."""
@@ -111,7 +111,7 @@ class Checker:
 
     def _name(
         self, name: str, chain: Chain, line: int, names: Names, meanings: list[Meaning]
-    ) -> Fault | None:
+    ) -> Objection | None:
         for meaning in meanings:
             fault = self._meaning(name, chain, line, names, meaning)
             if fault is not None:
@@ -122,7 +122,7 @@ class Checker:
 
     def _meaning(
         self, name: str, chain: Chain, line: int, names: Names, meaning: Meaning
-    ) -> Fault | None:
+    ) -> Objection | None:
         if isinstance(meaning, Computed):
             return self._chain(name, chain, line)
         if isinstance(meaning, Imported):
@@ -131,7 +131,7 @@ class Checker:
             return self._defined(meaning, chain, line, names)
         return self._existing(name, chain, line, meaning)
 
-    def _defined(self, meaning: Defined, chain: Chain, line: int, names: Names) -> Fault | None:
+    def _defined(self, meaning: Defined, chain: Chain, line: int, names: Names) -> Objection | None:
         key = id(meaning.needs)
         if key in self._in_progress:
             return self._chain(meaning.name, chain, line)
@@ -142,10 +142,10 @@ class Checker:
             self._in_progress.discard(key)
         if fault is not None:
             why = f"it reaches `{fault.subject}` in line {fault.line}, and {fault.why}"
-            return Fault(line, meaning.name, why, fault.taints)
+            return Objection(line, meaning.name, why, fault.taints)
         return self._chain(meaning.name, chain, line)
 
-    def _existing(self, name: str, chain: Chain, line: int, meaning: Existing) -> Fault | None:
+    def _existing(self, name: str, chain: Chain, line: int, meaning: Existing) -> Objection | None:
         value = meaning.value
         if chain == ("(constant)",):  # getattr with the attribute's name written out
             if value is ORIGINAL_BUILTINS["getattr"]:
@@ -155,31 +155,31 @@ class Checker:
             return self._module_object(value.__name__, value, chain, line, name)
         why = self._judge.value(value)
         if why is not None:
-            return Fault(line, name, why)
+            return Objection(line, name, why)
         return self._chain(name, chain, line)
 
-    def _chain(self, name: str, chain: Chain, line: int) -> Fault | None:
+    def _chain(self, name: str, chain: Chain, line: int) -> Objection | None:
         for attribute in chain:
             if attribute == "format" and len(chain) == 1:
-                return Fault(line, f"{name}.format", "a format string can read any attribute")
+                return Objection(line, f"{name}.format", "a format string can read any attribute")
             fault = self._attribute(attribute, line, name)
             if fault is not None:
                 return fault
         return None
 
-    def _attribute(self, attribute: str, line: int, of: str = "…") -> Fault | None:
+    def _attribute(self, attribute: str, line: int, of: str = "…") -> Objection | None:
         if attribute == "format":
-            return Fault(line, f"{of}.format", "a format string can read any attribute")
+            return Objection(line, f"{of}.format", "a format string can read any attribute")
         if not attribute_is_harmless(attribute):
-            return Fault(line, f"{of}.{attribute}", "that attribute can lead anywhere")
+            return Objection(line, f"{of}.{attribute}", "that attribute can lead anywhere")
         if attribute in self._patched and not self._clean:
             why = "code of this notebook has set an attribute of that name on some object"
-            return Fault(line, f"{of}.{attribute}", why)
+            return Objection(line, f"{of}.{attribute}", why)
         return None
 
     # --- modules
 
-    def _import(self, module: str, line: int) -> Fault | None:
+    def _import(self, module: str, line: int) -> Objection | None:
         if self.libraries.is_trusted(module):
             return None
         if not self._clean and module in sys.modules:
@@ -187,32 +187,32 @@ class Checker:
         why = "it may use the GPU"
         if not self.libraries.is_gpu(module):
             why = "it is not known to stay on the CPU (the setting Kiwi.cpu_modules can say so)"
-        return Fault(line, f"import {module}", why)
+        return Objection(line, f"import {module}", why)
 
-    def _module(self, name: str, chain: Chain, line: int) -> Fault | None:
+    def _module(self, name: str, chain: Chain, line: int) -> Objection | None:
         if chain and chain[-1] == LOADS:
             return self._loads(name, chain, line)
         loaded = sys.modules.get(name)
         if loaded is not None:
             return self._module_object(name, loaded, chain, line, name)
         if self.libraries.is_gpu(name):
-            return Fault(line, name, f"{name} may use the GPU")
+            return Objection(line, name, f"{name} may use the GPU")
         if not self.libraries.is_trusted(name):
-            return Fault(line, name, f"{name} is not known to stay on the CPU")
+            return Objection(line, name, f"{name} is not known to stay on the CPU")
         return self._trusted_chain(name, chain, line)
 
-    def _loads(self, name: str, chain: Chain, line: int) -> Fault | None:
+    def _loads(self, name: str, chain: Chain, line: int) -> Objection | None:
         """Check a call of ``load`` that asks for data only: ``numpy.load`` is harmless then."""
         if name == "numpy" and len(chain) == 1 and self.libraries.is_trusted("numpy"):
             return None
         return self._module(name, (*chain[:-1], "load"), line)
 
-    def _trusted_chain(self, name: str, chain: Chain, line: int) -> Fault | None:
+    def _trusted_chain(self, name: str, chain: Chain, line: int) -> Objection | None:
         """Check a trusted module that is not loaded yet, or that loads its parts late."""
         if not chain:
-            return Fault(line, name, "a module passed around can lead anywhere")
+            return Objection(line, name, "a module passed around can lead anywhere")
         if not self.libraries.allows(name, chain[0]):
-            return Fault(line, f"{name}.{chain[0]}", "that can lead anywhere")
+            return Objection(line, f"{name}.{chain[0]}", "that can lead anywhere")
         inner = f"{name}.{chain[0]}"
         if inner in sys.modules or inner == "concurrent.futures":
             return self._module(inner, chain[1:], line)
@@ -220,46 +220,46 @@ class Checker:
 
     def _module_object(
         self, name: str, module: object, chain: Chain, line: int, said: str
-    ) -> Fault | None:
+    ) -> Objection | None:
         if chain and chain[-1] == LOADS and sys.modules.get(name) is module:
             return self._loads(name, chain, line)
         if self.libraries.is_gpu(name):
-            return Fault(line, said, f"{name} may use the GPU")
+            return Objection(line, said, f"{name} may use the GPU")
         if sys.modules.get(name) is not module:
-            return Fault(line, said, f"it is not the module {name} that is loaded")
+            return Objection(line, said, f"it is not the module {name} that is loaded")
         if not chain:
-            return Fault(line, said, "a module passed around can lead anywhere")
+            return Objection(line, said, "a module passed around can lead anywhere")
         if self.libraries.is_other_stdlib(name):
-            return Fault(line, said, f"{name} can lead anywhere")
+            return Objection(line, said, f"{name} can lead anywhere")
         trusted = self.libraries.is_trusted(name)
         if trusted and not self.libraries.allows(name, chain[0]):
-            return Fault(line, f"{said}.{chain[0]}", "that can lead anywhere")
+            return Objection(line, f"{said}.{chain[0]}", "that can lead anywhere")
         found = module.__dict__.get(chain[0], _MISSING)
         if found is _MISSING:
             if trusted:
                 return self._trusted_chain(name, chain, line)
             why = f"{name} has no such name, and may make it up"
-            return Fault(line, f"{said}.{chain[0]}", why)
+            return Objection(line, f"{said}.{chain[0]}", why)
         return self._found(name, trusted, found, chain, line, f"{said}.{chain[0]}")
 
     def _found(
         self, module: str, trusted: bool, found: object, chain: Chain, line: int, said: str
-    ) -> Fault | None:
+    ) -> Objection | None:
         if issubclass(type(found), ModuleType):
             inner = vars(found).get("__name__")
             if not isinstance(inner, str):
-                return Fault(line, said, "it is a module without a name")
+                return Objection(line, said, "it is a module without a name")
             return self._module_object(inner, found, chain[1:], line, said)
         why = self._judge.value(found)
         if why is not None and not (trusted and _of_library(found, module)):
-            return Fault(line, said, why)
+            return Objection(line, said, why)
         return self._chain(said, chain[1:], line)
 
     # --- mentions
 
     def _mention(
         self, name: str, chain: Chain, line: int, names: Names, harmless: Callable[[object], bool]
-    ) -> Fault | None:
+    ) -> Objection | None:
         """Naming a class that already exists does nothing, whatever library it is from."""
         for meaning in names.meanings(name):
             if harmless(already_there(meaning, chain)):
@@ -270,8 +270,8 @@ class Checker:
         return None
 
 
-def _unknown_magic(magic: MagicCall) -> Fault:
-    return Fault(magic.line, "get_ipython()", "a magic inside a function is not looked into")
+def _unknown_magic(magic: MagicCall) -> Objection:
+    return Objection(magic.line, "get_ipython()", "a magic inside a function is not looked into")
 
 
 def _of_library(value: object, module: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from kiwi_jupyter.kernel.analysis.needs import Chain, MagicCall, Needs
+from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds, MagicCall
 from kiwi_jupyter.kernel.analysis.scopes import Scope, bound_in
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _LEAVES: Final = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
-def needs_of(nodes: Iterable[ast.AST]) -> Needs:
+def needs_of(nodes: Iterable[ast.AST]) -> CodeNeeds:
     """Return what ``nodes`` reach at the top level of a cell, including function bodies."""
     reader = _Reader()
     for node in nodes:
@@ -23,7 +23,7 @@ def needs_of(nodes: Iterable[ast.AST]) -> Needs:
     return reader.needs
 
 
-def split_definition(node: ast.stmt) -> tuple[Needs, Needs] | None:
+def split_definition(node: ast.stmt) -> tuple[CodeNeeds, CodeNeeds] | None:
     """Return what defining a plain ``def`` or ``class`` at top level reaches, and what using it.
 
     ``None`` if the definition may already run the body: decorators, keywords of a class.
@@ -45,7 +45,7 @@ def split_definition(node: ast.stmt) -> tuple[Needs, Needs] | None:
     return None
 
 
-def _split_class(node: ast.ClassDef) -> tuple[Needs, Needs]:
+def _split_class(node: ast.ClassDef) -> tuple[CodeNeeds, CodeNeeds]:
     now, later = _Reader(), _Reader()
     now.needs.stores.setdefault(node.name, node.lineno)
     for base in node.bases:
@@ -63,7 +63,7 @@ def _split_class(node: ast.ClassDef) -> tuple[Needs, Needs]:
 
 class _Reader:
     def __init__(self) -> None:
-        self.needs = Needs()
+        self.needs = CodeNeeds()
 
     def visit(self, node: ast.AST, scope: Scope) -> None:
         handler = _HANDLERS.get(type(node))

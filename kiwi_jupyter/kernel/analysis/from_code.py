@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from kiwi_jupyter.kernel.analysis.needs import Chain, Needs
+from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds
 
 NEWEST_KNOWN: Final = (3, 14)
 """Bytecode changes with each Python; what was never looked at is not trusted."""
@@ -23,13 +23,13 @@ _STORES: Final = frozenset({"STORE_FAST", "STORE_NAME", "STORE_DEREF", "STORE_GL
 _NO_VALUE: Final = frozenset({"CACHE", "PUSH_NULL", "EXTENDED_ARG", "NOP", "PRECALL", "RESUME"})
 _ATTRIBUTES: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 
-_cache: WeakKeyDictionary[CodeType, Needs] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[CodeType, CodeNeeds] = WeakKeyDictionary()
 
 Alias = tuple[str, Chain]
 """The module and attributes that an import bound to a local name."""
 
 
-def needs_of_code(code: CodeType) -> Needs:
+def needs_of_code(code: CodeType) -> CodeNeeds:
     """Return what a function with this ``code`` reaches; kept for as long as the code lives."""
     known = _cache.get(code)
     if known is None:
@@ -40,7 +40,7 @@ def needs_of_code(code: CodeType) -> Needs:
 class _Reader:
     def __init__(self, code: CodeType, outer_aliases: dict[str, Alias]) -> None:
         self._code = code
-        self._needs = Needs()
+        self._needs = CodeNeeds()
         self._aliases = dict(outer_aliases)
         self._line = code.co_firstlineno
         self._open: tuple[str, str, list[str]] | None = None
@@ -52,7 +52,7 @@ class _Reader:
         self._pending: Alias | None = None
         """In the middle of an import: what the next store binds."""
 
-    def read(self) -> Needs:
+    def read(self) -> CodeNeeds:
         if sys.version_info[:2] > NEWEST_KNOWN:
             self._needs.doors.append((self._line, "bytecode of a Python that Kiwi does not know"))
             return self._needs

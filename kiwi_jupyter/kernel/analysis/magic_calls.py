@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from kiwi_jupyter.kernel.analysis.check import Fault
+from kiwi_jupyter.kernel.analysis.check import Objection
 from kiwi_jupyter.kernel.analysis.shell_commands import may_use_gpu, python_program
 
 if TYPE_CHECKING:
@@ -46,24 +46,24 @@ _EXPANSION: Final = re.compile(r"\{([^{}]*)\}|\$([A-Za-z_]\w*)")
 class Magics:
     """``body(code, fresh)`` judges Python code; ``fresh``: in a namespace of its own."""
 
-    def __init__(self, body: Callable[[str, bool], Fault | None]) -> None:
+    def __init__(self, body: Callable[[str, bool], Objection | None]) -> None:
         self._body = body
 
-    def __call__(self, magic: MagicCall) -> Fault | None:
+    def __call__(self, magic: MagicCall) -> Objection | None:
         fault = self._judge(magic)
         return None if fault is None else _at(fault, magic.line)
 
-    def _judge(self, magic: MagicCall) -> Fault | None:
+    def _judge(self, magic: MagicCall) -> Objection | None:
         words = magic.arguments
         if magic.method in ("system", "getoutput"):
             return self._shell(words[0] if words else "")
         if not words:
-            return Fault(magic.line, magic.method, "it has no name")
+            return Objection(magic.line, magic.method, "it has no name")
         if magic.method == "run_line_magic":
             return self._line(words[0], words[1] if len(words) > 1 else "")
         return self._cell(words[0], words[1] if len(words) > 1 else "", words[-1])
 
-    def _line(self, name: str, line: str) -> Fault | None:
+    def _line(self, name: str, line: str) -> Objection | None:
         expanded = self._expansions(line)
         if expanded is not None:
             return expanded
@@ -75,16 +75,16 @@ class Magics:
         if name in ("load_ext", "reload_ext", "unload_ext"):
             if line.strip() in SAFE_EXTENSIONS:
                 return None
-            return Fault(0, f"%{name} {line}", "it imports what Kiwi does not know")
+            return Objection(0, f"%{name} {line}", "it imports what Kiwi does not know")
         if name == "run":
             return self._run(line)
         if name == "store" and not {"-r", "-d", "-z"} & set(line.split()):
             return self._stored(line)
         if name in HARMLESS_LINE:
             return None
-        return Fault(0, f"%{name}", "Kiwi does not know this magic", taints=True)
+        return Objection(0, f"%{name}", "Kiwi does not know this magic", taints=True)
 
-    def _cell(self, name: str, line: str, body: str) -> Fault | None:
+    def _cell(self, name: str, line: str, body: str) -> Objection | None:
         expanded = self._expansions(line) if name not in HARMLESS_CELL else None
         if expanded is not None:
             return expanded
@@ -98,9 +98,9 @@ class Magics:
                 if fault is not None:
                     return fault
             return self._body(body, False) if body.strip() else None
-        return Fault(0, f"%%{name}", "Kiwi does not know this magic", taints=True)
+        return Objection(0, f"%%{name}", "Kiwi does not know this magic", taints=True)
 
-    def _shell(self, script: str, *, expand: bool = True) -> Fault | None:
+    def _shell(self, script: str, *, expand: bool = True) -> Objection | None:
         fault = self._expansions(script) if expand else None
         if fault is not None:
             return fault
@@ -111,9 +111,9 @@ class Magics:
         command = may_use_gpu(plain)
         if command is None:
             return None
-        return Fault(0, f"!{command}", "a program may use the GPU", taints=False)
+        return Objection(0, f"!{command}", "a program may use the GPU", taints=False)
 
-    def _python(self, script: str, program: PythonProgram) -> Fault | None:
+    def _python(self, script: str, program: PythonProgram) -> Objection | None:
         """Check a Python program in a process of its own: it has only what it imports."""
         source = program.source
         if source is None:
@@ -124,9 +124,9 @@ class Magics:
         if fault is None:
             return None
         why = f"it reaches `{fault.subject}` in line {fault.line}: {fault.why}"
-        return Fault(0, f"!{script}", why, taints=False, plain=fault.plain)
+        return Objection(0, f"!{script}", why, taints=False, plain=fault.plain)
 
-    def _expansions(self, line: str) -> Fault | None:
+    def _expansions(self, line: str) -> Objection | None:
         """Check ``{expression}`` and ``$name``: IPython prints their values into the line."""
         for match in _EXPANSION.finditer(line):
             fault = self._body((match[1] or match[2] or "").partition(":")[0], False)
@@ -134,12 +134,12 @@ class Magics:
                 return fault
         return None
 
-    def _stored(self, line: str) -> Fault | None:
+    def _stored(self, line: str) -> Objection | None:
         """Check ``%store a b >file``, which writes the values of names to a file."""
         names = [word for word in line.partition(">")[0].split() if word.isidentifier()]
         return self._body("\n".join(names), False) if names else None
 
-    def _run(self, line: str) -> Fault | None:
+    def _run(self, line: str) -> Objection | None:
         words = line.split()
         path = next((word for word in words if not word.startswith("-")), "")
         path = os.path.expanduser(path.strip("'\""))
@@ -147,7 +147,7 @@ class Magics:
             path += ".py"
         subject = f"%run {path}"
         if {"-m", "-d", "-p"} & set(words) or path.endswith(".ipynb"):
-            return Fault(0, subject, "Kiwi does not look into that kind of run")
+            return Objection(0, subject, "Kiwi does not look into that kind of run")
         source, fault = _read(path, subject)
         if source is None:
             return fault
@@ -155,17 +155,17 @@ class Magics:
         if fault is None:
             return None
         why = f"it reaches `{fault.subject}` in line {fault.line}: {fault.why}"
-        return Fault(0, subject, why, plain=fault.plain)
+        return Objection(0, subject, why, plain=fault.plain)
 
 
-def _read(path: str, subject: str) -> tuple[str | None, Fault | None]:
+def _read(path: str, subject: str) -> tuple[str | None, Objection | None]:
     try:
         if os.path.getsize(path) > SCRIPT_MAX_BYTES:
-            return None, Fault(0, subject, "the script is too long to be looked at")
+            return None, Objection(0, subject, "the script is too long to be looked at")
         with open(path, encoding="utf-8") as file:
             return file.read(), None
     except (OSError, UnicodeDecodeError) as error:
-        return None, Fault(0, subject, f"it cannot be read ({type(error).__name__})")
+        return None, Objection(0, subject, f"it cannot be read ({type(error).__name__})")
 
 
 def parse(code: str, transform: Callable[[str], str]) -> ast.Module | None:
@@ -189,5 +189,5 @@ def _without_options(line: str) -> str:
         line = line[match.end() :]
 
 
-def _at(fault: Fault, line: int) -> Fault:
+def _at(fault: Objection, line: int) -> Objection:
     return replace(fault, line=line)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kiwi_jupyter.kernel.analysis.needs import Chain, Needs
+    from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Defined:
     """A function or class that an earlier statement of this cell defines: what using it reaches."""
 
     name: str
-    needs: Needs
+    needs: CodeNeeds
 
 
 Meaning = Computed | Existing | Imported | Defined

@@ -3,11 +3,11 @@
 The proof assumes a closed world. A value *stays on the CPU* if nothing that anybody can do with it
 (call it, print it, add it, iterate over it, read its attributes) leads to a GPU. Such values only
 lead to more of their kind. So code stays on the CPU if every name that it reaches from outside
-itself does, and it uses none of the few doors out (``Needs.doors``). What it computes in between
-need not be followed.
+itself does, and it uses none of the few doors out (``CodeNeeds.doors``). What it computes in
+between need not be followed.
 
 A module is not such a value, for ``os`` leads to ``os.system``: names are read together with the
-attributes that directly follow (``Needs.reads``), and a module that is passed around is a door.
+attributes that directly follow (``CodeNeeds.reads``), and a module that is passed around is a door.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MagicCall:
 
 
 @dataclass
-class Needs:
+class CodeNeeds:
     """Everything outside itself that code reaches, each with the line of the first place."""
 
     reads: dict[tuple[str, Chain], int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Needs:
             for _, chain in of:
                 yield from chain
 
-    def absorb(self, other: Needs, line: int | None = None) -> None:
+    def absorb(self, other: CodeNeeds, line: int | None = None) -> None:
         """Add what ``other`` needs; at ``line`` if given, for code that stands elsewhere."""
         pairs: tuple[tuple[dict[Any, int], dict[Any, int]], ...] = (
             (self.reads, other.reads),

@@ -12,7 +12,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_jupyter.kernel.analysis import data
-from kiwi_jupyter.kernel.analysis.check import Checker, Fault, already_there
+from kiwi_jupyter.kernel.analysis.check import Checker, Objection, already_there
 from kiwi_jupyter.kernel.analysis.from_code import needs_of_code
 from kiwi_jupyter.kernel.analysis.names import Defined, Existing, FunctionNames, Imported
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kiwi_jupyter.kernel.analysis.libraries import Libraries
     from kiwi_jupyter.kernel.analysis.names import Meaning, Names
-    from kiwi_jupyter.kernel.analysis.needs import Chain, MagicCall, Needs
+    from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds, MagicCall
 
 STEPS_MAX: Final = 400
 """Values looked at for one cell: a millisecond or so."""
@@ -34,7 +34,7 @@ class PlainChecker(Checker):
     """One per cell. Finds nothing but plain uses; everything that is only possible passes."""
 
     def __init__(
-        self, libraries: Libraries, *, magic: Callable[[MagicCall], Fault | None] | None = None
+        self, libraries: Libraries, *, magic: Callable[[MagicCall], Objection | None] | None = None
     ) -> None:
         super().__init__(libraries, clean=False, magic=magic)
         self._known: dict[int, str | None] = {}
@@ -44,7 +44,7 @@ class PlainChecker(Checker):
         self._known.clear()
         self._keep.clear()
 
-    def _faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
+    def _faults(self, needs: CodeNeeds, names: Names) -> Iterator[Objection | None]:
         for module, line in needs.imports.items():
             yield self._import(module, line)
         for (module, chain), line in needs.modules.items():
@@ -59,20 +59,20 @@ class PlainChecker(Checker):
             fault = self._magic(magic) if self._magic else None
             yield fault if fault is not None and fault.plain else None
 
-    def stored(self, name: str, old: object, line: int) -> Fault | None:  # noqa: ARG002
+    def stored(self, name: str, old: object, line: int) -> Objection | None:  # noqa: ARG002
         return None
 
     def let_go(self, value: object) -> str | None:  # noqa: ARG002
         return None
 
-    def _import(self, module: str, line: int) -> Fault | None:
+    def _import(self, module: str, line: int) -> Objection | None:
         if not self.libraries.is_plainly_gpu(module):
             return None
         return _fault(line, f"import {module}", "it uses the GPU")
 
     def _of(
         self, name: str, meaning: Meaning, chain: Chain, line: int, names: Names
-    ) -> Fault | None:
+    ) -> Objection | None:
         if isinstance(meaning, Defined):
             fault = self._defined(meaning, (), line, names)
             return None if fault is None else replace(fault, plain=True)
@@ -162,5 +162,5 @@ def _module_name(meaning: Meaning) -> str:
     return ""
 
 
-def _fault(line: int, subject: str, why: str) -> Fault:
-    return Fault(line, subject, why, taints=False, plain=True)
+def _fault(line: int, subject: str, why: str) -> Objection:
+    return Objection(line, subject, why, taints=False, plain=True)

@@ -17,7 +17,7 @@ from kiwi_jupyter.kernel.analysis.names import Imported
 
 if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.names import Meaning
-    from kiwi_jupyter.kernel.analysis.needs import Chain, Needs
+    from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds
 
 KEPT_MAX: Final = 640
 """Statements that are remembered: some hundred kilobytes in all."""
@@ -32,12 +32,12 @@ _SIMPLE: Final = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
-class Step:
+class CodeStep:
     """A top-level statement. Holds none of its nodes: other transformers change those in place."""
 
-    now: Needs
+    now: CodeNeeds
     """What it reaches when it runs."""
-    later: Needs | None
+    later: CodeNeeds | None
     """What the use of its definition reaches; ``None`` if it defines nothing."""
     simple: bool
     """True if it binds its names for certain."""
@@ -53,9 +53,9 @@ class Reading:
     """The statements that were read lately. Not thread-safe, as ``Analyzer`` is not."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[object, ...], Step] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], CodeStep] = OrderedDict()
 
-    def steps(self, tree: ast.Module, source: Source | None) -> list[Step]:
+    def steps(self, tree: ast.Module, source: Source | None) -> list[CodeStep]:
         """Return the statements of ``tree``. ``source`` is what it was parsed from, unchanged;
         ``None`` if that is not certain."""
         # Python breaks lines at "\r", too; with it, their numbers would not be those of split().
@@ -65,7 +65,7 @@ class Reading:
         lines = text.split("\n")
         return [self._step(statement, lines, flags) for statement in tree.body]
 
-    def _step(self, statement: ast.stmt, lines: list[str], flags: int) -> Step:
+    def _step(self, statement: ast.stmt, lines: list[str], flags: int) -> CodeStep:
         """Read a statement, or find it: its lines and its place in them determine it."""
         place = (statement.lineno, statement.col_offset, statement.end_lineno)
         decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
@@ -82,11 +82,11 @@ class Reading:
         return known
 
 
-def read(statement: ast.stmt) -> Step:
+def read(statement: ast.stmt) -> CodeStep:
     """One top-level statement."""
     split = split_definition(statement)
     now, later = split if split is not None else (needs_of([statement]), None)
-    return Step(
+    return CodeStep(
         now=now,
         later=later,
         simple=isinstance(statement, _SIMPLE),
