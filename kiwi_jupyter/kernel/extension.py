@@ -12,9 +12,9 @@ from IPython.core.inputtransformer2 import cell_magic
 from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
 from kiwi_jupyter.kernel.burst import Burst
+from kiwi_jupyter.kernel.cell_hook import ASYNC_WAIT, WAIT, CellHook
 from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
 from kiwi_jupyter.kernel.decision import Decider
-from kiwi_jupyter.kernel.gate import ASYNC_GATE, GATE, CellGate
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.loading import Gatekeeper
 from kiwi_jupyter.kernel.magics import KiwiMagics
@@ -48,38 +48,38 @@ class Extension:
         )
         self.analyzer = Analyzer(libraries, self._transform)
         decider = Decider(shell, self.session, self.analyzer, self.gatekeeper)
-        self.gate = CellGate(shell, self.config, self.session, self.burst, decider)
-        self.session.joined = self.gate.joined
-        self.session.suspended = line_of_suspension(self.burst, self.gate.suspended_line).began
+        self.cell_hook = CellHook(shell, self.config, self.session, self.burst, decider)
+        self.session.joined = self.cell_hook.joined
+        self.session.suspended = line_of_suspension(self.burst, self.cell_hook.suspended_line).began
         self.session.unforeseen = line_of_unforeseen(
-            lambda: self.session.connected_client, self.gate.unforeseen_line
+            lambda: self.session.connected_client, self.cell_hook.unforeseen_line
         ).began
-        self.around = ShellHooks(shell, self.gate)
+        self.shell_hooks = ShellHooks(shell, self.cell_hook)
         self._installed = False
 
     def install(self) -> None:
         shell = self._shell
         if _has_users_names(shell):
             self.analyzer.taint("names were defined before Kiwi was loaded")
-        setattr(builtins, GATE, self.gate.blocking)
-        setattr(builtins, ASYNC_GATE, self.gate.awaiting)
+        setattr(builtins, WAIT, self.cell_hook.blocking)
+        setattr(builtins, ASYNC_WAIT, self.cell_hook.awaiting)
         shell.input_transformers_cleanup.append(self._rewrite)
-        shell.events.register("pre_execute", self.gate.before_cell)
-        shell.events.register("post_execute", self.gate.silent_cell_ended)
-        shell.events.register("post_run_cell", self.gate.cell_ended)
+        shell.events.register("pre_execute", self.cell_hook.before_cell)
+        shell.events.register("post_execute", self.cell_hook.silent_cell_ended)
+        shell.events.register("post_run_cell", self.cell_hook.cell_ended)
         shell.register_magics(KiwiMagics(shell, self))
-        self.around.install()
+        self.shell_hooks.install()
         self._installed = True
         os.register_at_fork(after_in_child=self._forked)
 
     def uninstall(self) -> None:
         shell = self._shell
         self._installed = False
-        self.around.uninstall()
+        self.shell_hooks.uninstall()
         for events, callback in (
-            ("pre_execute", self.gate.before_cell),
-            ("post_execute", self.gate.silent_cell_ended),
-            ("post_run_cell", self.gate.cell_ended),
+            ("pre_execute", self.cell_hook.before_cell),
+            ("post_execute", self.cell_hook.silent_cell_ended),
+            ("post_run_cell", self.cell_hook.cell_ended),
         ):
             shell.events.unregister(events, callback)
         shell.input_transformers_cleanup.remove(self._rewrite)
@@ -87,8 +87,8 @@ class Extension:
             shell.magics_manager.magics[kind].pop("kiwi", None)
         self.switch_off()
         # The names stay: code compiled before may still call them. They do nothing any more.
-        setattr(builtins, GATE, lambda _token: None)
-        setattr(builtins, ASYNC_GATE, _open_gate)
+        setattr(builtins, WAIT, lambda _token: None)
+        setattr(builtins, ASYNC_WAIT, _no_wait)
 
     def switch_off(self) -> None:
         """Bring memory back into the GPU and let cells run at once from now on: ``%kiwi off``."""
@@ -115,7 +115,7 @@ class Extension:
             self.burst.abandon()
 
 
-async def _open_gate(_token: int) -> None:
+async def _no_wait(_token: int) -> None:
     pass
 
 

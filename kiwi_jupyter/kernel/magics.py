@@ -95,9 +95,9 @@ class KiwiMagics(Magics):  # type: ignore[misc]
             return None, str(error)
 
     def _why(self, code: str) -> None:
-        gate = self._extension.gate
+        hook = self._extension.cell_hook
         if not code:
-            verdict = gate.last_verdict
+            verdict = hook.last_verdict
             if verdict is None:
                 print("Kiwi has not looked at a cell yet (no daemon, no GPU, or off).")  # noqa: T201
                 return
@@ -108,7 +108,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         except SyntaxError as error:
             print(f"That is not Python: {error.msg}")  # noqa: T201
             return
-        verdict = gate.judge(tree)
+        verdict = hook.judge(tree)
         self._say_why(f"`{code}`", verdict.gpu, verdict.why)
 
     def _say_why(self, what: str, gpu: bool, why: str) -> None:

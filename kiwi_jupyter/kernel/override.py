@@ -1,8 +1,8 @@
 """``%%kiwi cpu`` and ``%%kiwi gpu``: the user knows better.
 
 The first line becomes a string of the same text, so that the rest stays a normal cell: with its
-line numbers, its top-level ``await`` and the display of its last expression. The gate finds the
-string, obeys it and removes it.
+line numbers, its top-level ``await`` and the display of its last expression. The cell hook finds
+the string, obeys it and removes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Ways for a user's code to run in a kernel that are not cells: widget messages, the expressions
-that front ends send along with a cell, and looking at an object (``repr`` of a tensor).
+"""Gives the cell hook each cell, and whatever else runs a user's code in a kernel: widget messages,
+the expressions that front ends send along with a cell, and looking at an object (``repr`` of a
+tensor).
 
 While this process's memory is paged out, any driver call in them would block the kernel, and
-nobody would ask for the GPU. So they go through the same gate, where a GPU library is loaded.
+nobody would ask for the GPU. So these wait for the lease like a cell, if a GPU library is loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kiwi_jupyter.kernel.stack import parsed_from
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_jupyter.kernel.gate import CellGate
+    from kiwi_jupyter.kernel.cell_hook import CellHook
 
 INSPECT_PATIENCE_S: Final = 1.0
 """A tooltip is not worth a place in the queue: it does without the object after this long."""
@@ -33,9 +34,9 @@ NOT_NOW: Final = (
 class ShellHooks:
     """Wraps what IPython calls, on the instances of this kernel only."""
 
-    def __init__(self, shell: Any, gate: CellGate) -> None:
+    def __init__(self, shell: Any, cell_hook: CellHook) -> None:
         self._shell = shell
-        self._gate = gate
+        self._cell_hook = cell_hook
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -68,7 +69,7 @@ class ShellHooks:
             # need not walk through every cell to complete what transformers leave out.
             untouched = is_ipythons and not self._shell.ast_transformers
             source = parsed_from(node) if untouched else None
-            return self._gate.visit(plain(node), source)
+            return self._cell_hook.visit(plain(node), source)
 
         return transform_ast
 
@@ -76,7 +77,7 @@ class ShellHooks:
         def user_expressions(expressions: dict[str, str]) -> Any:
             if not expressions or not any(map(self._may_use_gpu, expressions.values())):
                 return plain(expressions)
-            with self._gate.held("expressions"):
+            with self._cell_hook.held("expressions"):
                 return plain(expressions)
 
         return user_expressions
@@ -85,7 +86,7 @@ class ShellHooks:
         def object_inspect_mime(oname: str, *args: Any, **options: Any) -> Any:
             if not self._may_use_gpu(oname):
                 return plain(oname, *args, **options)
-            with self._gate.held("inspect", patience_s=INSPECT_PATIENCE_S) as ours:
+            with self._cell_hook.held("inspect", patience_s=INSPECT_PATIENCE_S) as ours:
                 return plain(oname, *args, **options) if ours else {"text/plain": NOT_NOW}
 
         return object_inspect_mime
@@ -93,9 +94,9 @@ class ShellHooks:
     def _comm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def comm_msg(*args: Any, **options: Any) -> Any:
             # Whatever callback it may reach: there is no code here to look at.
-            if not self._gate.must_look():
+            if not self._cell_hook.must_look():
                 return plain(*args, **options)
-            with self._gate.held(f"comm {threading.get_ident()}"):
+            with self._cell_hook.held(f"comm {threading.get_ident()}"):
                 answer = plain(*args, **options)
             if not inspect.isawaitable(answer):
                 return answer
@@ -104,13 +105,13 @@ class ShellHooks:
         return comm_msg
 
     async def _finish(self, answer: Any) -> Any:
-        with self._gate.held(f"comm {threading.get_ident()}"):
+        with self._cell_hook.held(f"comm {threading.get_ident()}"):
             return await answer
 
     def _may_use_gpu(self, code: str) -> bool:
-        if not self._gate.must_look():
+        if not self._cell_hook.must_look():
             return False
         try:
-            return self._gate.judge(ast.parse(code)).gpu
+            return self._cell_hook.judge(ast.parse(code)).gpu
         except SyntaxError:
             return False

@@ -1,4 +1,4 @@
-"""Whatever a cell does, in whatever notebook: before it touches the GPU library comes the gate."""
+"""Whatever a cell does, in whatever notebook: before it touches the GPU library comes the cell hook."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def library() -> Iterator[None]:
 )
 @given(st.lists(cell.filter(_parses), min_size=1, max_size=4))
 @pytest.mark.filterwarnings("ignore")
-def test_no_touch_without_the_gate(cells: list[str]) -> None:
+def test_no_touch_without_the_cell_hook(cells: list[str]) -> None:
     notebook = Notebook()
     notebook.run("import tripgpu, math, functools\nfrom tripgpu import touch as k\nx = 1\nb = [2]")
     notebook.run("lib = tripgpu\nt = tripgpu.Tensor()")

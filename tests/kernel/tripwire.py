@@ -69,7 +69,7 @@ class Notebook:
         self.library = sys.modules.get(NAME)
 
     def judge(self, code: str) -> Verdict:
-        """As the gate does with a cell that was read before."""
+        """As the cell hook does with a cell that was read before."""
         self.analyzer._reading.steps(ast.parse(code), (code, 0))
         return self.analyzer.analyse(ast.parse(code), self.space, (code, 0))
 

@@ -64,7 +64,7 @@ class Verdict:
 
 
 class Analyzer:
-    """One per kernel; remembers what the cells so far may have done. Not thread-safe: the gate
+    """One per kernel; remembers what the cells so far may have done. Not thread-safe: the cell hook
     calls it under a lock."""
 
     def __init__(

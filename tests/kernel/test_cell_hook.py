@@ -225,7 +225,7 @@ def test_results_and_line_numbers_are_those_of_the_cell(gpu_kernel: Kernel) -> N
     assert "----> 3 " in _plain(cell.traceback)
 
 
-def test_reset_keeps_the_gate(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+def test_reset_keeps_the_cell_hook(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     gpu_kernel.check("%reset -f")
     gpu_kernel.check("import tripgpu\ntripgpu.use()")
     ends = daemon.await_heard(EndBurst, 3)
@@ -294,7 +294,7 @@ def test_a_forked_child_has_nothing_to_do_with_the_lease(
         "    warnings.simplefilter('ignore')\n"
         "    pid = os.fork()\n"
         "if pid == 0:\n"
-        "    __kiwi_gate__(1)\n"
+        "    __kiwi_wait__(1)\n"
         "    os._exit(7)\n"
         "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
     )

@@ -1,9 +1,9 @@
-"""The gate in front of the first statement of a cell that may use the GPU.
+"""The cell hook: waits for the GPU before the first statement of a cell that may use it.
 
-``CellGate.visit`` gets each cell as IPython has parsed and transformed it, and inserts a call. The
-call uses a name in ``builtins``, which survives ``%reset``. Events of IPython only end what the
-gate began: an exception or an interrupt in a ``pre_run_cell`` callback would be printed and the
-cell would run all the same.
+``shell_hooks.py`` gives each cell, as IPython has parsed and transformed it, to ``CellHook.visit``,
+which inserts a call. The call uses a name in ``builtins``, which survives ``%reset``. Events of
+IPython only end what the hook began: an exception or an interrupt in a ``pre_run_cell`` callback
+would be printed and the cell would run all the same.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.display import Screen
     from kiwi_jupyter.kernel.session import KernelSession
 
-GATE: Final = "__kiwi_gate__"
-ASYNC_GATE: Final = "__kiwi_async_gate__"
+WAIT: Final = "__kiwi_wait__"
+ASYNC_WAIT: Final = "__kiwi_async_wait__"
 
 FAST_S: Final = 0.005
 """Longest time that an async cell holds up the loop, for a grant that comes at once."""
@@ -53,7 +53,7 @@ BLOCKING_POLL_S: Final = 0.25
 """Interval at which an interrupt (async: a cancellation) takes effect."""
 
 PENDING_MAX: Final = 64
-"""Cells that were transformed and never ran (their gate was not reached)."""
+"""Cells that were transformed and never ran (the inserted call was not reached)."""
 
 _log = logging.getLogger("kiwi.kernel")
 _ASYNC_NODES: Final = (ast.Await, ast.AsyncFor, ast.AsyncWith)
@@ -93,7 +93,7 @@ class CellRun:
     """The line that another thread draws below the cell while a driver call holds it."""
 
 
-class CellGate:
+class CellHook:
     """One per kernel. ``visit`` and ``cell_ended`` are called by IPython, ``blocking`` and
     ``awaiting`` by the cells."""
 
@@ -164,7 +164,7 @@ class CellGate:
         is_plain = text is not None and "await" not in text and "async" not in text
         awaited = not is_plain and self._runs_as_coroutine(node)
         call: ast.expr = ast.Call(
-            func=ast.Name(id=ASYNC_GATE if awaited else GATE, ctx=ast.Load()),
+            func=ast.Name(id=ASYNC_WAIT if awaited else WAIT, ctx=ast.Load()),
             args=[ast.Constant(value=token)],
             keywords=[],
         )
@@ -229,7 +229,7 @@ class CellGate:
     # --- waiting, in the cell
 
     def blocking(self, token: int) -> None:
-        """Wait until the GPU is ours, or the cell must do without Kiwi: ``__kiwi_gate__``.
+        """Wait until the GPU is ours, or the cell must do without Kiwi: ``__kiwi_wait__``.
 
         Raise nothing but ``KeyboardInterrupt`` and ``GpuMemoryLostError``.
         """
@@ -253,7 +253,7 @@ class CellGate:
             self._failed(run, error)
 
     async def awaiting(self, token: int) -> None:
-        """Do the same for a cell on the event loop (``await __kiwi_async_gate__``), where SIGINT
+        """Do the same for a cell on the event loop (``await __kiwi_async_wait__``), where SIGINT
         cancels the cell's task instead of raising."""
         try:
             loop = asyncio.get_running_loop()
