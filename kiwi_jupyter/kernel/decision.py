@@ -18,7 +18,7 @@ from kiwi_jupyter.kernel.analysis import Verdict
 if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis import Analyzer
     from kiwi_jupyter.kernel.analysis.steps import Source
-    from kiwi_jupyter.kernel.loading import Gatekeeper
+    from kiwi_jupyter.kernel.driver_gate import DriverGate
     from kiwi_jupyter.kernel.session import KernelSession
 
 UNTOUCHED: Final = (
@@ -53,17 +53,17 @@ class Decider:
     """One per kernel. Any thread may call it."""
 
     def __init__(
-        self, shell: Any, session: KernelSession, analyzer: Analyzer, gatekeeper: Gatekeeper
+        self, shell: Any, session: KernelSession, analyzer: Analyzer, driver_gate: DriverGate
     ) -> None:
         self._shell = shell
         self._session = session
         self._analyzer = analyzer
-        self._gatekeeper = gatekeeper
+        self._driver_gate = driver_gate
         self._lock = threading.Lock()
 
     def untouched(self) -> bool:
         """Return whether this process cannot use the GPU without a call that Kiwi sees."""
-        return self._gatekeeper.untouched()
+        return self._driver_gate.untouched()
 
     def must_look(self) -> bool:
         """Return whether code that is not a cell could use the GPU at all."""
@@ -120,7 +120,7 @@ class Decider:
 
     def _driver_may_come(self) -> bool:
         """Return whether the first connection may bring the driver, and the gate in front of it."""
-        return not self._gatekeeper.in_front and self._session.connected_client is None
+        return not self._driver_gate.in_front and self._session.connected_client is None
 
 
 def _first_real_statement(node: ast.Module) -> int:

@@ -15,13 +15,13 @@ from kiwi_jupyter.kernel.burst import Burst
 from kiwi_jupyter.kernel.cell_hook import ASYNC_WAIT, WAIT, CellHook
 from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
 from kiwi_jupyter.kernel.decision import Decider
+from kiwi_jupyter.kernel.driver_gate import DriverGate
 from kiwi_jupyter.kernel.gcguard import GcGuard
-from kiwi_jupyter.kernel.loading import Gatekeeper
+from kiwi_jupyter.kernel.held_line import line_of_suspension, line_of_unforeseen
 from kiwi_jupyter.kernel.magics import KiwiMagics
 from kiwi_jupyter.kernel.override import rewrite_head
 from kiwi_jupyter.kernel.session import KernelSession, say_on_stderr
 from kiwi_jupyter.kernel.shell_hooks import ShellHooks
-from kiwi_jupyter.kernel.suspension import line_of_suspension, line_of_unforeseen
 
 LEAVE_TIMEOUT_S = 60.0
 """Limit for ``%kiwi off`` and unloading: until the memory is back in the GPU."""
@@ -37,17 +37,17 @@ class Extension:
         self.config = Kiwi(parent=shell)
         if disabled_by_environment():
             self.config.enabled = False
-        self.gatekeeper = Gatekeeper()
+        self.driver_gate = DriverGate()
         if self.config.enabled:
-            self.gatekeeper.prepare()
-        self.session = KernelSession(self.config, shell.user_ns, say_on_stderr, self.gatekeeper)
+            self.driver_gate.prepare()
+        self.session = KernelSession(self.config, shell.user_ns, say_on_stderr, self.driver_gate)
         self.burst = Burst(GcGuard(enabled=self.config.gc_guard), self.config.turn_grace_s)
         self.session.mid_burst = lambda: self.burst.held
         libraries = Libraries(
             cpu=frozenset(self.config.cpu_modules), gpu=frozenset(self.config.gpu_modules)
         )
         self.analyzer = Analyzer(libraries, self._transform)
-        decider = Decider(shell, self.session, self.analyzer, self.gatekeeper)
+        decider = Decider(shell, self.session, self.analyzer, self.driver_gate)
         self.cell_hook = CellHook(shell, self.config, self.session, self.burst, decider)
         self.session.joined = self.cell_hook.joined
         self.session.suspended = line_of_suspension(self.burst, self.cell_hook.suspended_line).began

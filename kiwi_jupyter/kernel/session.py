@@ -15,8 +15,8 @@ from kiwi_core.config import socket_dir
 from kiwi_core.errors import CallerError, KiwiError, is_full
 from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
+from kiwi_jupyter.kernel.driver_gate import DriverGate
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
-from kiwi_jupyter.kernel.loading import Gatekeeper
 from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ class KernelSession:
         config: Kiwi,
         user_ns: Mapping[str, Any],
         say: Callable[[str], None],
-        gatekeeper: Gatekeeper | None = None,
+        driver_gate: DriverGate | None = None,
     ) -> None:
         self._config = config
-        self._gatekeeper = gatekeeper if gatekeeper is not None else Gatekeeper()
+        self._driver_gate = driver_gate if driver_gate is not None else DriverGate()
         self._user_ns = user_ns
         self._say = say
         self._lock = threading.Lock()
@@ -259,7 +259,7 @@ class KernelSession:
             name=notebook_name(self._user_ns),
             kernel_id=kernel_id(),
             client="kernel",
-            ungated=lambda: self._gatekeeper.why,
+            ungated=lambda: self._driver_gate.why,
             on_notice=self._noticed,
             on_unforeseen=self._unforeseen,
             on_state=lambda connected: None if connected else self._daemon_away(path),
@@ -270,7 +270,7 @@ class KernelSession:
             _show_only(welcome)
             if welcome.emulation is not None:
                 self._emulate(welcome.emulation, welcome.gpu_name)
-            if why := self._gatekeeper.why:
+            if why := self._driver_gate.why:
                 self.say_once(f"Kiwi: {why} {UNGUARDED}")
         except BaseException:
             client.close()
@@ -333,7 +333,7 @@ class KernelSession:
             emulation.libcuda, emulation.libnvml, before=os.environ.get("LD_LIBRARY_PATH", "")
         )
         try:
-            gated = self._gatekeeper.before_driver(emulation.libcuda)
+            gated = self._driver_gate.before_driver(emulation.libcuda)
             emulator.load(None if gated else emulation.libcuda, emulation.libnvml)
         except OSError as error:
             raise CallerError(

@@ -1,4 +1,4 @@
-"""Whatever a cell does, in whatever notebook: before it touches the GPU library comes the cell hook."""
+"""Whatever a cell does, in whatever notebook: the cell hook comes before the GPU library."""
 
 from __future__ import annotations
 

@@ -105,9 +105,9 @@ def test_too_many_cells_that_were_put_off() -> None:
 @pytest.mark.parametrize("untouched", [True, False])
 def test_only_a_process_without_the_driver_is_glanced_at(untouched: bool) -> None:
     analyzer = Analyzer()
-    gatekeeper: Any = SimpleNamespace(untouched=lambda: untouched, in_front=True)
+    driver_gate: Any = SimpleNamespace(untouched=lambda: untouched, in_front=True)
     session: Any = SimpleNamespace(connected_client=None)
-    decider = Decider(SimpleNamespace(user_ns={}), session, analyzer, gatekeeper)
+    decider = Decider(SimpleNamespace(user_ns={}), session, analyzer, driver_gate)
     code = "x = 1"
     decision = decider.decide(ast.parse(code), None, (code, 0))
     assert (decision.verdict.why == AT_A_GLANCE) == untouched

@@ -45,9 +45,10 @@ NOT_COMPILED: Final = (
 )
 
 
-class Gatekeeper:
-    """``prepare`` is called when the kernel starts; ``before_driver`` before Kiwi loads a driver
-    itself. ``why`` says why there is no gate; "": there is one, or nothing to put it before."""
+class DriverGate:
+    """The gate of this kernel. ``prepare`` is called when the kernel starts; ``before_driver``
+    before Kiwi loads a driver itself. ``why`` says why there is no gate; "": there is one, or
+    nothing to put it before."""
 
     def __init__(self) -> None:
         self.why = ""
