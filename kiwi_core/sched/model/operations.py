@@ -73,11 +73,6 @@ class Operations:
     def op_begins(self, op: OngoingOperation) -> None:
         self.op = op
 
-    def op_stops_nobody(self) -> None:
-        """Record that no turn ends with the operation any more: it has ended before."""
-        if self.op is not None:
-            self.op.stops_runner = False
-
     def op_reports(self, now_ns: int) -> None:
         self.op = None
         self.moved_at_ns = now_ns

@@ -113,6 +113,7 @@ class State(Derived):
     def handle(self, now_ns: int) -> list[Action]:
         """Begin with an event at ``now_ns``; return the list of the actions that follow from it."""
         self.now_ns = now_ns
+        self.wake_ns = None
         actions: list[Action] = []
         self.actions = actions
         return actions
@@ -125,10 +126,6 @@ class State(Derived):
         """Have the settle pass run again at ``at_ns`` at the latest."""
         if at_ns > self.now_ns and (self.wake_ns is None or at_ns < self.wake_ns):
             self.wake_ns = at_ns
-
-    def wake_for_nothing(self) -> None:
-        """Drop the times given to ``wake_at``: the settle pass, which begins, gives new ones."""
-        self.wake_ns = None
 
     # --- operations -----------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ def _rest(st: State, session: Session) -> None:
             stop_holding(st, session)
         else:
             _stop_waiting(st, session)
-    session.op_stops_nobody()
+    if session.op is not None:
+        session.op.stops_runner = False
     session.rests(st.now_ns)
     session.lingers_no_more()
     st.idle.pop(session.id, None)  # used just now: ``refresh`` puts it at the end of the idle ones

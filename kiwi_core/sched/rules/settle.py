@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def settle(st: State) -> None:
-    st.wake_for_nothing()
     if st.lingerers:
         _end_lingerers(st)
     if st.kept_out:
