@@ -75,6 +75,13 @@ def format_duration_s(duration_s: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def format_period_s(period_s: float) -> str:
+    """Return a time that somebody has set, without what is zero: ``15 min``, ``1 h``, ``4 s``."""
+    if period_s < 60:
+        return f"{period_s:g} s"
+    return format_duration_s(period_s).removesuffix(" 0 s").removesuffix(" 0 min")
+
+
 def format_wait_s(
     expected_s: float, low_s: float | None = None, high_s: float | None = None, why: str = ""
 ) -> str:

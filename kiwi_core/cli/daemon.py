@@ -115,6 +115,15 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "(default: what the machine and its cgroup have, less a reserve)",
     )
     parser.add_argument(
+        "--end-immovable-after",
+        dest="end_immovable_after_ns",
+        metavar="SECONDS",
+        type=_end_after_ns,
+        help="end an idle program whose GPU memory others have waited for so long, and whose own "
+        "job or container has too little RAM for that memory to be moved out; its user is told "
+        "beforehand; 0: never (default: 0)",
+    )
+    parser.add_argument(
         "--lock-timeout",
         dest="lock_timeout_ns",
         metavar="SECONDS",
@@ -302,6 +311,10 @@ def _count(text: str) -> int:
 
 def _unused_after(text: str) -> float:
     return 0.0 if text.strip() == "0" else _seconds(text)
+
+
+def _end_after_ns(text: str) -> int:
+    return 0 if text.strip() == "0" else _duration_ns(text)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -87,6 +87,8 @@ ALWAYS_TOLD: Final = frozenset(
         Notice.SERIALISING,
         Notice.PAGE_OUT_REFUSED,
         Notice.LITTLE_RAM,
+        Notice.ENDING,
+        Notice.ENDED,
         Notice.PAGE_IN_REFUSED,
         Notice.KEPT_OUT,
         Notice.STUCK,

@@ -25,7 +25,8 @@ REPEAT_S: Final = 10.0
 def sentence(waiting: Waiting) -> str:
     """Describe the wait in one line."""
     if waiting.blocked is not None:
-        return f"Waiting for the GPU: {printable(waiting.detail or waiting.blocked.value)}"
+        text = f"Waiting for the GPU: {printable(waiting.detail or waiting.blocked.value)}"
+        return f"{text} Expected wait: {_expected(waiting)}." if _expected(waiting) else text
     if waiting.position < 1:
         return f"Waiting for the GPU: {printable(waiting.activity)}"
     text = f"Waiting for the GPU: {ordinal(waiting.position)} in line"
@@ -33,10 +34,16 @@ def sentence(waiting: Waiting) -> str:
         text += f", {printable(waiting.holder)} has it"
     if waiting.activity:
         text += f", {printable(waiting.activity)}"
-    if (expected_s := waiting.expected_wait_s) is not None:
-        low_s, high_s = waiting.expected_low_s, waiting.expected_high_s
-        text += f", {format_wait_s(expected_s, low_s, high_s, printable(waiting.expected_why))}"
-    return text
+    expected = _expected(waiting)
+    return f"{text}, {expected}" if expected else text
+
+
+def _expected(waiting: Waiting) -> str:
+    """Return the forecast in words; "": there is none."""
+    if waiting.expected_wait_s is None:
+        return ""
+    low_s, high_s = waiting.expected_low_s, waiting.expected_high_s
+    return format_wait_s(waiting.expected_wait_s, low_s, high_s, printable(waiting.expected_why))
 
 
 class TerminalWaitLine:

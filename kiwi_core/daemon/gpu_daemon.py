@@ -43,6 +43,7 @@ from kiwi_core.daemon.reports.usage import UsageReporter
 from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
 from kiwi_core.daemon.roster.roster import Roster, RosterFile, RosterSaver
 from kiwi_core.daemon.router import Router
+from kiwi_core.daemon.sessions.ending import Ending
 from kiwi_core.daemon.sessions.expected import Expected
 from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.daemon.sessions.link_handler import LinkHandler
@@ -70,6 +71,7 @@ from kiwi_core.peer_limits import (
 )
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.states import Residency
+from kiwi_core.units import ns_to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -217,7 +219,8 @@ class GpuDaemon:
         )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
-        self._little_ram = LittleRam(self._registry.get, self._links.of)
+        end_after_s = ns_to_seconds(config.end_immovable_after_ns)
+        self._little_ram = LittleRam(self._registry.get, self._links.of, _end_after_s=end_after_s)
         gates = self._link_up(shares)
         self._orphans: Orphans = Orphans(
             self._pager, self._core.operations, self._links, self._link_handler
@@ -256,6 +259,8 @@ class GpuDaemon:
             self._connections, machine.gpu, options.emulation,
             sessions=self._sessions, links=self._link_handler, requests=requests,
         )  # fmt: skip
+        self._ending = Ending(self._core, self._registry)
+        self._router.ending = self._ending
         self._router.reporter = reporter
         self._router.metrics = MetricsReporter(
             machine.gpu, self._core, tally, self._connections, self._sessions, requests, shares,
@@ -270,11 +275,13 @@ class GpuDaemon:
         self._announcer: Announcer = Announcer(self._connections, reporter)
         self._core.subscribers = [
             journal,
-            Messenger(self._core, self._registry),  # early: sessions wait for the grant
+            # Early: sessions wait for the grant.
+            Messenger(self._core, self._registry, end_after_s),
             self._core,
             gates,
             tally,
             self._limits,
+            self._ending,
             self._sessions,
             self._announcer,
             self._bookkeeper,
@@ -426,7 +433,7 @@ class GpuDaemon:
     # --- the end --------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        self._leaving = self._orphans.closed = True
+        self._leaving = self._orphans.closed = self._ending.closed = True
         self._core.subscribers.remove(self._roster)  # meanwhile the file keeps the earlier state
         self._router.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._registry, self._config)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.reports.metrics import MetricsReporter
     from kiwi_core.daemon.reports.status import Reporter
     from kiwi_core.daemon.reports.usage import UsageReporter
+    from kiwi_core.daemon.sessions.ending import Ending
     from kiwi_core.daemon.sessions.link_handler import LinkHandler
     from kiwi_core.daemon.sessions.requests import RequestHandler
     from kiwi_core.daemon.sessions.session_handler import SessionHandler
@@ -40,6 +41,7 @@ class Router:
     reporter: Reporter = field(init=False)
     usage: UsageReporter = field(init=False)
     metrics: MetricsReporter = field(init=False)
+    ending: Ending = field(init=False)
 
     # --- Receiver -------------------------------------------------------------------------------
 
@@ -126,6 +128,7 @@ class Router:
         )
         if member is not None:
             self.sessions.resume_burst(member, hello)
+            self.ending.tell_successor(member, connection)
         if hello.role is m.Role.PAGER:
             self.links.welcomed(connection)
 

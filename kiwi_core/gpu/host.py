@@ -67,7 +67,8 @@ def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
     total_bytes = machine_bytes = meminfo.get("MemTotal", 0)
     available_bytes = meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
     mounts = _mounts(root)
-    for limit_bytes, used_bytes in _limits(root, ("self", *map(str, pids)), mounts):
+    groups = _groups_of(root, ("self", *map(str, pids)), mounts)
+    for limit_bytes, used_bytes in _limits_of(groups):
         total_bytes = min(total_bytes, limit_bytes)
         available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
     return HostMemory(total_bytes, available_bytes, machine_bytes)
@@ -76,9 +77,22 @@ def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
 def shortage(pids: Iterable[int], more_bytes: int, root: Path = Path("/")) -> Shortage | None:
     """Return the control group of ``pids`` that lacks most if they take ``more_bytes`` of RAM;
     ``None``: all their groups allow that. The RAM of the machine does not count here."""
+    mounts = _mounts(root)
+    return _most_lacking(_limits_of(_groups_of(root, map(str, pids), mounts)), more_bytes)
+
+
+def own_shortage(pids: Iterable[int], more_bytes: int, root: Path = Path("/")) -> Shortage | None:
+    """Return the same of those groups that this process is not in. What lacks in the others lacks
+    for all: it is the RAM of the machine, as far as Kiwi is concerned."""
+    mounts = _mounts(root)
+    shared = _groups_of(root, ("self",), mounts)
+    return _most_lacking(_limits_of(_groups_of(root, map(str, pids), mounts) - shared), more_bytes)
+
+
+def _most_lacking(limits: Iterable[tuple[int, int]], more_bytes: int) -> Shortage | None:
     lacking = [
         Shortage(limit_bytes, used_bytes + more_bytes)
-        for limit_bytes, used_bytes in _limits(root, map(str, pids), _mounts(root))
+        for limit_bytes, used_bytes in limits
         if used_bytes + more_bytes > limit_bytes
     ]
     return max(lacking, key=lambda one: one.needs_bytes - one.limit_bytes, default=None)
@@ -149,11 +163,15 @@ def _mounts(root: Path) -> tuple[_Mount, ...]:
     return tuple(found)
 
 
-def _limits(
+def _groups_of(
     root: Path, whose: Iterable[str], mounts: tuple[_Mount, ...]
-) -> Iterator[tuple[int, int]]:
-    """Yield the limit of each limited group of these processes, and what it uses of it."""
-    for directory, files in {group for who in whose for group in _groups(root, who, mounts)}:
+) -> set[tuple[Path, _Files]]:
+    return {group for who in whose for group in _groups(root, who, mounts)}
+
+
+def _limits_of(groups: Iterable[tuple[Path, _Files]]) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each limited group, and what it uses of it."""
+    for directory, files in groups:
         limit_bytes = min(_numbers(directory, files.limits), default=_UNLIMITED)
         if limit_bytes >= _UNLIMITED:
             continue

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import processes
+from kiwi_core.gpu import host, processes
 from kiwi_core.pager.api import Refused, worst
 from kiwi_core.pager.checkpoint.continuing import continued
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
@@ -81,9 +81,12 @@ class SessionPager:
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
         alone, linked = self._checkpoint.page_out, LinkedOperation.page_out
-        return await self._with_stopped_continued(
+        outcome = await self._with_stopped_continued(
             target, lambda: self._run(target, deadline_ns, alone, linked)
         )
+        if isinstance(outcome, Refused) and outcome.reason is Reason.NO_HOST_MEMORY:
+            return _with_shortage(outcome, self._living(target))
+        return outcome
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Page in. If room is lacking, first page out what other paged-out sessions have left in
@@ -232,6 +235,21 @@ def _still_out_bytes(link: LinkedProcess, in_gpu_bytes: int) -> int:
         return 0
     said_bytes = link.told.paged_out_bytes
     return said_bytes if link.connected else max(0, said_bytes - in_gpu_bytes)
+
+
+def _with_shortage(refused: Refused, links: list[LinkedProcess]) -> Refused:
+    """Return ``refused`` with the true reason, if the libraries lack RAM because the own control
+    group of their processes is too small: a library sees only that it gets no more."""
+    reserve_bytes = sum(max(0, x.told.arena_bytes - x.told.paged_out_bytes) for x in links)
+    more_bytes = sum(link.told.resident_bytes for link in links) - reserve_bytes
+    try:
+        lacking = host.own_shortage([link.ref.pid for link in links], max(0, more_bytes))
+    except GpuError:
+        return refused
+    if lacking is None:
+        return refused
+    detail = f"{refused.detail.removesuffix('.')}. In its control group, {lacking}."
+    return Refused(Reason.NO_JOB_MEMORY, detail)
 
 
 def _out_bytes(links: tuple[LinkedProcess, ...]) -> dict[ProcessRef, int]:

@@ -1,7 +1,8 @@
 """Actions: everything that the scheduler can order. Imperative, never a report.
 
 The daemon performs them: ``Grant``, ``Notify``, ``RoomMade`` and ``RoomDenied`` become wire
-messages; the pager runs the others and reports each in an outcome event with the same ``op``:
+messages, and ``EndSession`` signals to the program; the pager runs the others and reports each in
+an outcome event with the same ``op``:
 
 ===========  ====================================================
 ``Suspend``  ``Suspended`` · ``SuspendRefused``
@@ -52,6 +53,12 @@ class RoomDenied(_Action, frozen=True, kw_only=True):
     detail: str
 
 
+class EndSession(_Action, frozen=True, kw_only=True):
+    """End the program of the session: it idles, others wait for its GPU memory, and the RAM of its
+    own job or container is too little to page it out. ``SessionLost`` or ``EndRefused`` follows.
+    """
+
+
 class _Operation(_Action, frozen=True, kw_only=True):
     op: OpId
     deadline_ns: int
@@ -80,4 +87,4 @@ class PageIn(_Operation, frozen=True, kw_only=True):
 
 Operation = Suspend | Resume | PageOut | PageIn
 RoomAnswer = RoomMade | RoomDenied
-Action = Grant | Notify | RoomMade | RoomDenied | Suspend | Resume | PageOut | PageIn
+Action = Grant | Notify | RoomMade | RoomDenied | EndSession | Suspend | Resume | PageOut | PageIn

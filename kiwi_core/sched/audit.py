@@ -87,6 +87,8 @@ def _check_session(st: State, s: Session) -> None:
     _true(f"{s.id} is gone but wants", not s.gone or (s.want is Want.NONE and s.op is not None))
     _true(f"{s.id} is blocked, not queued", s.blocked is None or s.want is Want.QUEUED)
     _true(f"{s.id} stops, not queued", not s.stopping or (s.want is Want.QUEUED and s.mid_burst))
+    _true(f"{s.id} is to be ended but can move", s.ends_ns is None or s.cramped_ns >= 0)
+    _true(f"{s.id} is ended but used", not s.ended or s.want is Want.NONE)
     _equal(f"turn of {s.id} in the history", bool(s.turn_id), turn_of(s) is not None)
     moves = s.op is not None and s.op.doing in MOVES
     _equal(f"move of {s.id} in the history", s.op is not None and bool(s.op.move_id), moves)
@@ -109,6 +111,7 @@ def _check_places(st: State) -> None:
     _equal("waiting partly in", set(st.waiting_partly_in), partly)
     _equal("waiting in", set(st.waiting_in), {s.id for s in waiting} - partly)
     _equal("misplaced", set(st.misplaced), {s.id for s in sessions if is_misplaced(s)})
+    _equal("cramped", dict(st.cramped), {s.id: s for s in sessions if s.cramped_ns >= 0})
     _equal("stopped", st.stopped, {s.id for s in sessions if s.stopped})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
     _equal("stories", st.stories.present(), set(st.sessions))
@@ -166,6 +169,11 @@ def _check_rules(st: State) -> None:
         asked[id_] += wanted.bytes
     _equal("asked for", {s.id: s.asked_bytes for s in st.sessions.values()}, asked)
     making_room = bool(st.ops) and not st.queue and not st.runners
+    ending = [s for s in st.cramped.values() if s.ends_ns is not None]
+    _true("waits for an end that does not come", bool(ending) or not st.awaiting_end)
+    _true("ends for nobody", all(s.ended for s in ending) or bool(st.awaiting_end))
+    _true("two end at once", sum(s.ended for s in ending) <= 1)
+    _true("ends, though switched off", not ending or st.config.end_immovable_after_ns > 0)
     _true("hinted, but nothing is done for it", st.hinted is None or making_room)
     _true("outgrown without protection", not st.outgrown or st.anti_thrash is AntiThrash.ON)
     if st.anti_thrash is not AntiThrash.ON:

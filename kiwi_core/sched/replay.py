@@ -17,6 +17,7 @@ from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import (
     Action,
+    EndSession,
     Grant,
     Notify,
     PageIn,
@@ -223,6 +224,8 @@ def describe_action(action: Action) -> str:
         text = f"room for {action.session}, request {action.request}"
     elif isinstance(action, RoomDenied):
         text = f"no room for {action.session}, request {action.request}: {action.detail}"
+    elif isinstance(action, EndSession):
+        text = f"end {action.session}"
     else:
         text = f"#{action.op} {_ORDERS[type(action)]} {action.session}"
     return text + why

@@ -18,6 +18,7 @@ from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.sched.rules import (
     arrivals,
+    ending,
     hints,
     kept_out,
     observations,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _HANDLERS = {
     **arrivals.HANDLERS,
+    **ending.HANDLERS,
     **unguarded_and_stopped.HANDLERS,
     **kept_out.HANDLERS,
     **outcomes.HANDLERS,

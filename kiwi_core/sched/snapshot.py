@@ -174,6 +174,7 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         peak_bytes=session.peak_bytes or None,
         expected_bytes=session.need_bytes,
         time_left_ns=time_left_ns,
+        ends_in_ns=None if session.ends_ns is None else max(0, session.ends_ns - now_ns),
         operation=session.op.op if session.op is not None else None,
         problem=session.problem,
         detail=session.problem_detail,

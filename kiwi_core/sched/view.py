@@ -45,6 +45,8 @@ class SessionView:
     time_left_ns: int | None
     """The longest time until it makes way for the first waiter (without one, until its quantum
     ends); ``None`` unless it holds the lease and can be stopped. 0: it runs until another asks."""
+    ends_in_ns: int | None
+    """How long until it is ended (``rules.ending``) unless things change; ``None``: it is not."""
     operation: OpId | None
     problem: Notice | None
     detail: str

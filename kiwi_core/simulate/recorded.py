@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Notify, PageOut, RoomDenied, RoomMade, Suspend
+from kiwi_core.sched.actions import (
+    EndSession,
+    Grant,
+    Notify,
+    PageOut,
+    RoomDenied,
+    RoomMade,
+    Suspend,
+)
 from kiwi_core.sched.model.accounts import MovedBytes
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.simulate.lives import Done, Life, as_trace, fill_measures, joined_ns, rounded_ns
@@ -263,7 +271,7 @@ class _Reader:
         life.asked_ns = None
 
     def _ordered(self, action: Action) -> None:
-        if isinstance(action, (Notify, RoomMade, RoomDenied)):
+        if isinstance(action, (Notify, RoomMade, RoomDenied, EndSession)):
             return
         life = self._life(action.session)
         if isinstance(action, Grant):

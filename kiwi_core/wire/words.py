@@ -25,12 +25,12 @@ def wait_words(entry: QueueEntry) -> str:
     """Return how long a wait may still take; "": there is no forecast."""
     if entry.kept_out:
         return f"suspended by {entry.kept_out} until kiwi resume"
-    if entry.blocked:
-        return "held up"
+    held_up = "held up" if entry.blocked else ""
     if entry.expected_wait_s is None:
-        return ""
+        return held_up
     low_s, high_s = entry.expected_low_s, entry.expected_high_s
-    return format_wait_s(entry.expected_wait_s, low_s, high_s, entry.expected_why)
+    expected = format_wait_s(entry.expected_wait_s, low_s, high_s, entry.expected_why)
+    return f"{held_up}, {expected}" if held_up else expected
 
 
 def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:

@@ -17,7 +17,7 @@ from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
 from kiwi_jupyter.kernel.driver_gate import DriverGate
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
-from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
+from kiwi_jupyter.kernel.words import SHOWN_AT_ONCE, SHOWN_NOTICES, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -365,14 +365,15 @@ class KernelSession:
 
     def _noticed(self, notice: UserNotice) -> None:
         """Keep a notice for a cell to show; called in the reading thread. In mid-burst, show it at
-        once: that cell may stand still in a driver call, perhaps for ever."""
+        once: that cell may stand still in a driver call, perhaps for ever. So it is if the kernel
+        may be ended before there is another cell."""
         self.notices.append(notice)
         self.lost = self.lost or notice.notice is Notice.LOST
         if notice.notice in (Notice.SUSPENDED, Notice.KEPT_OUT):
             self.suspended()
         if notice.notice in SHOWN_NOTICES:
             self._unshown.append(notice)
-            if self.mid_burst():
+            if self.mid_burst() or notice.notice in SHOWN_AT_ONCE:
                 self.show_notices()
 
     def _unforeseen(self) -> None:

@@ -11,9 +11,19 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import UserNotice, Waiting
 
 SHOWN_NOTICES: Final = frozenset(
-    {Notice.LOST, Notice.STUCK, Notice.PAGE_IN_REFUSED, Notice.LITTLE_RAM}
+    {
+        Notice.LOST,
+        Notice.STUCK,
+        Notice.PAGE_IN_REFUSED,
+        Notice.LITTLE_RAM,
+        Notice.ENDING,
+        Notice.ENDED,
+    }
 )
 """Notices that users must see in the notebook itself; ``%kiwi status`` has the rest."""
+
+SHOWN_AT_ONCE: Final = frozenset({Notice.ENDING, Notice.ENDED})
+"""Those that must not wait for the next cell, since there may be none."""
 
 INTERRUPTED: Final = (
     "KeyboardInterrupt: interrupted while waiting for the GPU. Nothing that uses the GPU ran in"
@@ -34,7 +44,9 @@ def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
     if waiting is None:
         return f"Waiting for the GPU ({format_duration_s(waited_s)})"
     if waiting.blocked is not None:
-        return waiting.detail or "Waiting for the GPU: it cannot be given now; Kiwi tries again."
+        said = waiting.detail or "Waiting for the GPU: it cannot be given now; Kiwi tries again."
+        expected = _expected(waiting)
+        return f"{said} Expected wait: {expected}." if expected else said
     if waiting.position <= 0 and waiting.activity:
         said = waiting.activity[:1].upper() + waiting.activity[1:]
         return ", ".join(filter(None, (said, _expected(waiting))))

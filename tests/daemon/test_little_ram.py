@@ -71,6 +71,17 @@ def test_who_takes_too_much_is_told_once_with_the_number_to_ask_for(stage: Stage
     assert "--mem=9216M" in told.text
 
 
+def test_who_may_be_ended_for_it_is_told_so(stage: Stage) -> None:
+    stage.little_ram = LittleRam(
+        {stage.member.id: stage.member}.get, lambda _id: [], stage.root, 900.0
+    )
+    stage.sees(7)
+    [told] = stage.told
+    assert (
+        "If others wait for that memory and it stays unused for 15 min, it is ended." in told.text
+    )
+
+
 def test_the_limits_are_read_again_only_once_the_memory_has_grown(stage: Stage) -> None:
     stage.sees(5)
     stage.uses(8)

@@ -152,6 +152,16 @@ def test_a_container_that_has_the_whole_tree_sees_the_groups_of_others(tmp_path:
     )
 
 
+def test_a_group_that_the_daemon_is_in_too_is_no_sessions_own(v2: Machine) -> None:
+    v2.process("self", "0::/pods/daemon\n")
+    v2.process("77", "0::/pods/77\n")
+    v2.v2("pods", max=9 * GIB, current=8 * GIB)
+    v2.v2("pods/77", max=8 * GIB, current=GIB)
+    assert host.shortage([77], 2 * GIB, v2.root) == host.Shortage(9 * GIB, 10 * GIB)
+    assert host.own_shortage([77], 2 * GIB, v2.root) is None
+    assert host.own_shortage([77], 8 * GIB, v2.root) == host.Shortage(8 * GIB, 9 * GIB)
+
+
 def test_a_tree_in_which_our_own_group_is_not_found_says_nothing(tmp_path: Path) -> None:
     assert daemons_container(tmp_path, "/../..").available(7) == 48 * GIB
 
@@ -189,7 +199,9 @@ def test_the_group_that_lacks_most_is_named_with_what_it_needs(v2: Machine) -> N
     v2.v2("jobs/77", max=8 * GIB, current=6 * GIB, stat=f"inactive_file {GIB}")
     v2.v2("jobs", max=9 * GIB, current=5 * GIB)
     assert host.shortage([77], 3 * GIB, v2.root) is None, "the daemon's own group does not count"
+    assert host.own_shortage([77], 3 * GIB, v2.root) is None
     lacking = host.shortage([77], 6 * GIB, v2.root)
+    assert host.own_shortage([77], 6 * GIB, v2.root) == lacking
     assert lacking == host.Shortage(limit_bytes=8 * GIB, needs_bytes=11 * GIB)
     assert str(lacking) == (
         "its memory limit is 8 GiB, and 11 GiB are needed: "

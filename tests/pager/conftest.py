@@ -13,21 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worlds import EmulatedWorld, SharedWorlds
-
-
-@pytest.fixture(scope="module")
-def shared_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedWorlds]:
-    from worlds import SharedWorlds
-
-    worlds = SharedWorlds(tmp_path_factory.mktemp("worlds"))
-    yield worlds
-    worlds.close()
+    from worlds import EmulatedWorld
 
 
 @pytest.fixture
-def emulated(shared_worlds: SharedWorlds) -> Iterator[EmulatedWorld]:
+def emulated(tmp_path: Path) -> Iterator[EmulatedWorld]:
     from worlds import EmulatedWorld
 
-    with shared_worlds.lend(EmulatedWorld) as world:
-        yield world
+    world = EmulatedWorld(tmp_path / "gpus")
+    yield world
+    world.close()

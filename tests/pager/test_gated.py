@@ -14,14 +14,14 @@ from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from worlds import SharedWorlds
+    from pathlib import Path
 
 
 @pytest.fixture
-def world(shared_worlds: SharedWorlds) -> Iterator[GatedWorld]:
-    with shared_worlds.lend(GatedWorld) as world:
-        yield world
+def world(tmp_path: Path) -> Iterator[GatedWorld]:
+    world = GatedWorld(tmp_path / "gpus")
+    yield world
+    world.close()
 
 
 class TestGated(PagerContract):

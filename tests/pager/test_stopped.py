@@ -13,6 +13,7 @@ from cuda_processes import wait_until
 from halted import debugged
 from worlds import EmulatedWorld, LinkedWorld
 
+from kiwi_core import emulator
 from kiwi_core.pager.checkpoint import stopped
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
@@ -20,14 +21,15 @@ from kiwi_core.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worlds import RunningSession, SharedWorlds
+    from worlds import RunningSession
 
 
 @pytest.fixture
-def world(shared_worlds: SharedWorlds) -> Iterator[LinkedWorld]:
+def world(tmp_path: Path) -> Iterator[LinkedWorld]:
     """Provide the daemon's pager and programs without a library."""
-    with shared_worlds.lend(LinkedWorld) as world:
-        yield world
+    world = LinkedWorld(tmp_path / "gpus")
+    yield world
+    world.close()
 
 
 def start(world: LinkedWorld, size_bytes: int, child_bytes: int = 0) -> RunningSession:
@@ -87,7 +89,7 @@ session_pager.continued = late
 @pytest.mark.parametrize("call", ["suspend", "page_out"])
 def test_ctrl_z_just_after_the_look_for_stopped_programs(world: LinkedWorld, call: str) -> None:
     session = start(world, 4 * MIB)
-    world.pager.patch(STOPPED_LATE)
+    world.pager.worker.do(STOPPED_LATE)
     moved(getattr(world.pager, call)(session.target, soon_ns()))
     wait_until(lambda: state(session.pid) == "T", "it stands still again")
     os.kill(session.pid, signal.SIGCONT)
@@ -95,7 +97,7 @@ def test_ctrl_z_just_after_the_look_for_stopped_programs(world: LinkedWorld, cal
 
 def test_ctrl_z_in_the_middle_of_a_page_out(world: LinkedWorld) -> None:
     """The driver copies inside the program's own process here, so it would stop too."""
-    world.set_driver_version(13040)  # this driver reports CHECKPOINTING
+    emulator.set_driver_version(world.path, 13040)  # this driver reports CHECKPOINTING
     session, caller = start(world, 32 * MIB), world.new_pager()
     before = session.digest()
     world.set_copy_bandwidth(16 * MIB)
@@ -133,7 +135,7 @@ def test_a_frozen_control_group(world: LinkedWorld, tmp_path: Path, name: str, t
     session = start(world, 4 * MIB)
     place = tmp_path / name
     place.write_text(text)
-    world.pager.patch(
+    world.pager.worker.do(
         "from pathlib import Path; import kiwi_core.pager.checkpoint.stopped as stopped;"
         f" stopped._places = lambda pid: [Path({str(place)!r})]"
     )

@@ -28,6 +28,8 @@ class Driver:
             counts[action.notice] = counts.get(action.notice, 0) + 1
         elif isinstance(action, act.RoomAnswer):
             self._room_answered(action)
+        elif isinstance(action, act.EndSession):
+            self._end(self.procs[action.session])
         else:
             self._start(action)
 
@@ -42,6 +44,8 @@ class Driver:
         if action.cause.endswith("about to be used"):
             self._check_hinted(proc, action)
         verdict = self._verdict()
+        if isinstance(action, act.PageOut) and proc.cramped and verdict == "ok":
+            verdict = "cramped"
         flight = Flight(action, verdict)
         moved = proc.device_bytes + proc.host_bytes
         if isinstance(action, act.PageIn):
@@ -63,6 +67,39 @@ class Driver:
             self._at(action.deadline_ns - self.now_ns, lambda: self._overdue(flight))
             took_ns = action.deadline_ns - self.now_ns + self.rng.randrange(30 * NS_PER_S)
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
+
+    def _end(self, proc: Proc) -> None:
+        """Begin to end ``proc``: it dies a while later, unless the daemon may not end it."""
+        for_ns = self.plan.end_immovable_after_ns
+        assert for_ns, f"{proc.id} is ended, though that is switched off"
+        assert proc.flight is None
+        assert not proc.held
+        assert not proc.ended
+        assert not proc.spared
+        assert not proc.stopped
+        assert not any(other.ended for other in self.procs.values()), "two are ended at once"
+        assert proc.id not in self.holders, f"{proc.id} holds the lease and is ended"
+        assert proc.phase in ("idle", "lingering"), f"{proc.id} is ended while it is {proc.phase}"
+        since = proc.cramped_since_ns, self.waiting_since_ns, proc.rested_ns
+        for since_ns in since:
+            assert since_ns is not None, f"{proc.id} is ended for no reason"
+            assert self.now_ns - since_ns >= for_ns, f"{proc.id} is ended too early: {since}"
+        proc.ended = True
+        may = self.rng.random() < 0.6
+        delay_ns = self.rng.randrange(1, 3 * NS_PER_S) if may else 1
+        self._at(delay_ns, lambda: self._ended(proc) if may else self._spared(proc))
+
+    def _ended(self, proc: Proc) -> None:
+        if proc.ended and self.procs.get(proc.id) is proc:
+            assert proc.id not in self.holders, f"{proc.id} got the lease while it was ended"
+            self.counts.ended += 1
+            self._kill(proc)
+
+    def _spared(self, proc: Proc) -> None:
+        if proc.ended and self.procs.get(proc.id) is proc:
+            self.counts.spared += 1
+            proc.ended, proc.spared = False, True
+            self.tell(ev.EndRefused(session=proc.id, why="another user's"))
 
     def _check_may_be_moved(self, proc: Proc, action: act.Operation) -> None:
         """Check that no session without a gate is stopped in mid-burst. A process that does not run
@@ -175,13 +212,14 @@ class Driver:
         if verdict == "lost":
             self._lose(proc)
             return ev.PageOutLost(op=action.op, detail="simulated")
-        if verdict in ("refused", "gone"):
+        reason = self._page_out_refusal(proc, verdict)
+        if reason is not None:
             if not proc.held:
                 self._go_on(proc)
                 self._turn_over_if_stopped(proc)
             if not proc.held and not proc.out:
                 self._left(proc)
-            return ev.PageOutRefused(op=action.op, reason=self._reason(verdict))
+            return ev.PageOutRefused(op=action.op, reason=reason)
         moved = proc.device_bytes - self._staying_bytes(proc)
         proc.host_bytes += moved
         proc.device_bytes -= moved
@@ -195,6 +233,20 @@ class Driver:
         return ev.PagedOut(
             op=action.op, moved_bytes=moved, elapsed_ns=took_ns, stays_bytes=proc.device_bytes
         )
+
+    def _page_out_refusal(self, proc: Proc, verdict: str) -> Reason | None:
+        """Return why a page-out is refused; ``None``: it is not."""
+        reason = None
+        if verdict == "cramped":
+            reason = Reason.NO_JOB_MEMORY
+            proc.cramped = self.rng.random() < 0.98
+        elif verdict in ("refused", "gone"):
+            reason = self._reason(verdict)
+        if reason is not Reason.NO_JOB_MEMORY:
+            proc.cramped_since_ns = None
+        elif proc.cramped_since_ns is None:
+            proc.cramped_since_ns = self.now_ns
+        return reason
 
     def _turn_over_if_stopped(self, proc: Proc) -> None:
         """End the turn of a stopped process: it does not run, so others need not wait for it."""

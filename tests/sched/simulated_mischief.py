@@ -39,7 +39,8 @@ class Mischief:
             self.seen_outside_bytes = self.outside_bytes
         resident = {p.id: p.device_bytes for p in self.procs.values()}
         busy = {p.id: self.rng.random() < 0.5 for p in resting.values() if self.rng.random() < 0.7}
-        if self.plan.unguarded and self.plan.calm:  # otherwise idle memory would stay needlessly
+        # Otherwise idle memory would stay needlessly.
+        if (self.plan.unguarded and self.plan.calm) or self.plan.cramped:
             busy = {
                 id_: works and self.procs[id_].phase == "running" for id_, works in busy.items()
             }
@@ -201,11 +202,14 @@ class Mischief:
         self.counts.restarts += 1
         self._all_end_unheard()
         self.holders.clear()
+        self.waiting_since_ns = None
         self._new_scheduler(first_op=max(self.used_ops, default=0) + 1)
         procs = list(self.procs.values())
         self.known_bytes = {p.id: p.device_bytes for p in procs}
         self.left_bytes = self.seen_outside_bytes = 0
         for proc in procs:
+            proc.ended = proc.spared = False  # the new daemon does not know
+            proc.cramped_since_ns = None
             self._rejoin(proc)
         self._report_memory()
         for proc in procs:

@@ -24,6 +24,7 @@ class Notebooks:
         self.next_id += 1
         proc = Proc(SessionId(f"s{self.next_id}"))
         proc.owned = bool(self.plan.owned) and self.rng.random() < self.plan.owned
+        proc.cramped = bool(self.plan.cramped) and self.rng.random() < self.plan.cramped
         self.procs[proc.id] = proc
         self.known_bytes[proc.id] = 0
         self.tell(ev.SessionJoined(session=proc.id, owner=self._owner(proc)))
@@ -38,7 +39,8 @@ class Notebooks:
     def _think(self, proc: Proc) -> None:
         proc.phase = "idle"
         proc.token += 1
-        pause_ns = int(self.rng.expovariate(1.0) * self.rng.choice((0.05, 1, 4)) * NS_PER_S)
+        seconds = (4, 30) if proc.cramped else (0.05, 1, 4)
+        pause_ns = int(self.rng.expovariate(1.0) * self.rng.choice(seconds) * NS_PER_S)
         self._at(pause_ns, self._guarded(proc, self._ask))
 
     def _guarded(self, proc: Proc, then: Callable[[Proc], None]) -> Callable[[], None]:

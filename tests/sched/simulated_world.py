@@ -12,6 +12,7 @@ from kiwi_core.states import AntiThrash, Notice, Reason
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
+    from kiwi_core.config import Config
     from kiwi_core.sched import actions as act
 
 TOTAL_BYTES = 1000 * MIB
@@ -29,7 +30,7 @@ FIXED_NS = 2 * NS_PER_MS
 JITTER_NS = 5 * NS_PER_MS
 REASONS = (
     Reason.LOCK_TIMEOUT, Reason.DRIVER, Reason.NO_HOST_MEMORY, Reason.UNSUPPORTED,
-    Reason.NOT_PERMITTED,
+    Reason.NOT_PERMITTED, Reason.NO_JOB_MEMORY,
 )  # fmt: skip
 
 
@@ -61,10 +62,20 @@ class Plan:
     unguarded: float = 0.0
     """Probability that a program has no gate; may change. Programs are stopped now and then."""
 
+    cramped: float = 0.0
+    """Probability that the job of a session has too little RAM for its memory to be paged out; that
+    may change."""
+
+    end_immovable_after_ns: int = 0
+
+    @property
+    def config(self) -> Config:
+        return replace(CONFIG, end_immovable_after_ns=self.end_immovable_after_ns)
+
     @property
     def calm(self) -> bool:
         """Whether nothing goes wrong, so that the bound on waits must hold."""
-        faults = self.refuse or self.lose or self.hang or self.mischief
+        faults = self.refuse or self.lose or self.hang or self.mischief or self.cramped
         return not faults and self.host_budget_bytes > 1 << 36
 
 
@@ -101,6 +112,15 @@ def owned_plan_of(seed: int) -> Plan:
 def unguarded_plan_of(seed: int) -> Plan:
     """Return the same world with programs that have no gate."""
     return replace(plan_of(seed), unguarded=(0.3, 0.6, 1.0)[seed // 3 % 3])
+
+
+def cramped_plan_of(seed: int) -> Plan:
+    """Return a similar world with jobs that have too little RAM and that idle for long. In most of
+    these worlds they are ended. There is enough system RAM, or nobody would try to move them."""
+    plan = replace(plan_of(seed), cramped=(0.3, 0.7)[seed % 2], bytes_max=950 * MIB)
+    plan = replace(plan, sessions=3 + seed % 4, refuse=plan.refuse / 4, host_budget_bytes=1 << 40)
+    after_ns = (0, NS_PER_S // 2, NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)[seed % 5]
+    return replace(plan, end_immovable_after_ns=after_ns)
 
 
 @dataclass(eq=False)
@@ -144,6 +164,12 @@ class Proc:
     leaving: bool = False
     guarded: bool = True
     stopped: bool = False
+    cramped: bool = False
+    """Its job has too little RAM: page-outs are refused."""
+    cramped_since_ns: int | None = None
+    """Since when all its page-outs were refused for that; ``None``: the last one was not."""
+    ended: bool = False
+    spared: bool = False
     kept_out: bool = False
     held_since_ns: int | None = None
     """When it began to hold the lease without a gate; ``None``: it does not."""
@@ -172,5 +198,7 @@ class Counts:
     """Number of page-outs of memory that an earlier page-out had left."""
     unguarded_grants: int = 0
     stops: int = 0
+    ended: int = 0
+    spared: int = 0
     kept_out: int = 0
     notices: dict[Notice, int] = field(default_factory=dict)

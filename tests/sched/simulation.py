@@ -15,13 +15,13 @@ from simulated_driver import Driver
 from simulated_mischief import Mischief
 from simulated_notebooks import Notebooks
 from simulated_world import (
-    CONFIG,
     JITTER_NS,
     TOTAL_BYTES,
     Counts,
     Flight,
     Plan,
     Proc,
+    cramped_plan_of,
     owned_plan_of,
     plan_of,
     unguarded_plan_of,
@@ -37,7 +37,7 @@ from kiwi_core.units import NS_PER_S, OpId, SessionId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Plan", "Simulation", "owned_plan_of", "plan_of", "unguarded_plan_of"]
+__all__ = ["Plan", "Simulation", "cramped_plan_of", "owned_plan_of", "plan_of", "unguarded_plan_of"]
 
 
 class Simulation(Notebooks, Driver, Mischief):
@@ -61,6 +61,7 @@ class Simulation(Notebooks, Driver, Mischief):
         self.used_ops: set[OpId] = set()
         self.requests = 0
         self.past_overtime_ns = 0
+        self.waiting_since_ns: int | None = None
         self.limit = 0
         self._new_scheduler(first_op=1)
         for _ in range(self.plan.sessions):
@@ -75,7 +76,7 @@ class Simulation(Notebooks, Driver, Mischief):
         self.tq_ns = self.longest_tq_ns = plan.tq_ns
         self.scheduler = Scheduler(
             TOTAL_BYTES,
-            config=CONFIG,
+            config=plan.config,
             tq_ns=plan.tq_ns,
             anti_thrash=plan.mode,
             host_budget_bytes=plan.host_budget_bytes,
@@ -91,7 +92,7 @@ class Simulation(Notebooks, Driver, Mischief):
             gpu_uuid="GPU-simulated",
             wall_time_s=0.0,
             first_op=first_op,
-            config=CONFIG,
+            config=plan.config,
             policy=plan.policy,
         )
         self.journal: list[JournalEntry] = []
@@ -101,6 +102,10 @@ class Simulation(Notebooks, Driver, Mischief):
         self.counts.events += 1
         self.journal.append(JournalEntry(now_ns=self.now_ns, event=event, actions=actions))
         self._note_turns_left_where_they_are()
+        if not self.scheduler.waiting:
+            self.waiting_since_ns = None
+        elif self.waiting_since_ns is None:
+            self.waiting_since_ns = self.now_ns
         for action in actions:
             self._perform(action)
         self._check_physics()

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 import pytest
-from simulation import Plan, Simulation, owned_plan_of, unguarded_plan_of
+from simulation import Plan, Simulation, cramped_plan_of, owned_plan_of, unguarded_plan_of
 
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
@@ -21,6 +21,7 @@ CHUNKS = 16
 SEEDS_PER_CHUNK = 25
 OWNED_PER_CHUNK = 15
 UNGUARDED_PER_CHUNK = 15
+CRAMPED_PER_CHUNK = 15
 EVENTS_PER_SEED = 520
 
 
@@ -49,6 +50,11 @@ def test_they_hold_where_libraries_own_the_memory(chunk):
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_they_hold_where_programs_have_no_gate_or_are_stopped(chunk):
     played(chunk, UNGUARDED_PER_CHUNK, unguarded_plan_of)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_they_hold_where_jobs_have_too_little_ram(chunk):
+    played(chunk, CRAMPED_PER_CHUNK, cramped_plan_of)
 
 
 def run(seed, events, plan=None):
@@ -89,9 +95,10 @@ def test_the_simulation_reaches_what_it_is_for():
         "granted_in_parallel", "brought_back", "room_made", "room_denied", "kept_out",
     ):  # fmt: skip
         assert seen[name] > 2, name
-    # The first one comes only with programs without a gate; the second is shown, never sent; the
-    # daemon sends the third one itself.
-    others = {Notice.BLOCKED_UNGUARDED, Notice.STOPPED, Notice.LITTLE_RAM}
+    # The first two come only with programs without a gate and with jobs of too little RAM; the
+    # third is shown, never sent; the daemon sends the others itself.
+    others = {Notice.BLOCKED_UNGUARDED, Notice.ENDING, Notice.STOPPED}
+    others |= {Notice.LITTLE_RAM, Notice.ENDED}
     assert set(notices) == set(Notice) - others
 
 
@@ -106,6 +113,13 @@ def test_so_does_that_of_programs_without_a_gate():
     for name in ("unguarded_grants", "stops", "suspensions", "page_ins", "restarts"):
         assert seen[name] > 2, name
     assert notices[Notice.BLOCKED_UNGUARDED] > 2
+
+
+def test_so_does_that_of_jobs_with_too_little_ram():
+    seen, notices = in_all(CRAMPED_PER_CHUNK, cramped_plan_of)
+    for name in ("ended", "spared", "kills", "page_ins", "restarts"):
+        assert seen[name] > 2, name
+    assert notices[Notice.ENDING] > seen["ended"], "some countdowns are broken off"
 
 
 @pytest.mark.parametrize("policy", names())

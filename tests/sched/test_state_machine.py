@@ -6,10 +6,13 @@ Seeds give breadth; this gives short counter-examples. The scheduler audits itse
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.policy import names
@@ -22,7 +25,9 @@ TOTAL = 10 * GIB
 CONTEXT = GIB // 8
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 SIZES = st.integers(0, 7).map(lambda gib: gib * GIB)
-FAULTS = st.sampled_from([Reason.LOCK_TIMEOUT, Reason.UNSUPPORTED, Reason.DRIVER])
+FAULTS = st.sampled_from(
+    [Reason.LOCK_TIMEOUT, Reason.UNSUPPORTED, Reason.DRIVER, Reason.NO_JOB_MEMORY]
+)
 
 
 class Machine(RuleBasedStateMachine):
@@ -30,10 +35,13 @@ class Machine(RuleBasedStateMachine):
         mode=st.sampled_from(list(AntiThrash)),
         budget=st.sampled_from([0, 5 * GIB, 100 * GIB]),
         policy=st.sampled_from(names()),
+        end_s=st.sampled_from([0, 3, 20]),
     )
-    def begin(self, mode, budget, policy):
+    def begin(self, mode, budget, policy, end_s):
+        self.end_ns = end_s * NS_PER_S
         self.scheduler = Scheduler(
             TOTAL,
+            config=replace(DEFAULTS, end_immovable_after_ns=self.end_ns),
             anti_thrash=mode,
             host_budget_bytes=budget,
             checks=True,
@@ -57,6 +65,7 @@ class Machine(RuleBasedStateMachine):
         self.unguarded = set()
         self.stopped = set()  # sessions whose process does not run
         self.kept_out = set()
+        self.ended = set()  # sessions that are being ended
 
     def feed(self, event):
         actions = self.scheduler.handle(event, self.now_ns)
@@ -69,6 +78,8 @@ class Machine(RuleBasedStateMachine):
                 self.answered(action)
             elif isinstance(action, act.Operation):
                 self.ordered(action)
+            elif isinstance(action, act.EndSession):
+                self.end_ordered(action.session)
 
     def answered(self, answer):
         size = self.asked.pop((answer.session, answer.request))
@@ -77,8 +88,23 @@ class Machine(RuleBasedStateMachine):
             held = sum(s.resident_bytes for s in self.scheduler.view(self.now_ns).sessions)
             assert held + size <= TOTAL, "room was promised that others are known to hold"
 
+    def end_ordered(self, session):
+        """Check that only an idle session is ended, one at a time, and for others that wait."""
+        assert self.end_ns
+        assert not self.ended
+        assert session not in self.holders | self.held | self.stopped
+        assert all(order.session != session for order in self.flying.values())
+        assert self.device[session]
+        queue = self.scheduler.view(self.now_ns).queue
+        waiting = {entry.session for entry in queue if not entry.kept_out}
+        assert waiting
+        assert session not in waiting
+        assert self.now_ns - self.used.get(session, 0) >= self.end_ns
+        self.ended.add(session)
+
     def granted(self, action):
         session = action.session
+        assert session not in self.ended
         if self.scheduler.view(self.now_ns).session(session).state.value == "lost":
             return
         assert session not in self.held
@@ -192,11 +218,22 @@ class Machine(RuleBasedStateMachine):
     def die(self, name):
         if (session := self.ids.pop(name, None)) is not None:
             self.holders.discard(session)
+            self.ended.discard(session)
             self.asked = {key: size for key, size in self.asked.items() if key[0] != session}
             if all(order.session != session for order in self.flying.values()):
                 self.device.pop(session)
                 self.host.pop(session)
             self.feed(ev.SessionLost(session=session))
+
+    @precondition(lambda self: self.ended)
+    @rule(may=st.booleans())
+    def end_comes(self, may):
+        (session,) = self.ended
+        if may:
+            self.die(next(name for name, id_ in self.ids.items() if id_ == session))
+        else:
+            self.ended.clear()
+            self.feed(ev.EndRefused(session=session, why="another user's"))
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES, size=SIZES)

@@ -5,7 +5,7 @@ lines with an arrow below it are all actions of the scheduler, in order; ``?`` l
 as users do: a wait in the queue is the forecast, in words. ``#`` begins a comment. Sizes are GiB.
 See ``tests/sched/scenarios/``.
 
-    gpu 10 tq=30 mode=on ram=64 policy=round-robin      the machine; must be the first line
+    gpu 10 tq=30 mode=on ram=64 policy=round-robin end=0   the machine; must be the first line
     1  a asks 1
        → grant a burst 1 for 30 s (nobody in the way)
        ? a running, holders a, queue -
@@ -48,7 +48,11 @@ class World:
         _, total, *settings = line.split()
         chosen = dict(setting.split("=") for setting in settings)
         self.total_bytes = gib(total)
-        config = replace(DEFAULTS, lingering_idle_ns=3 * NS_PER_S)
+        config = replace(
+            DEFAULTS,
+            lingering_idle_ns=3 * NS_PER_S,
+            end_immovable_after_ns=round(float(chosen.get("end", "0")) * NS_PER_S),
+        )
         self.scheduler = Scheduler(
             self.total_bytes,
             config=config,
@@ -175,13 +179,26 @@ def _history(world: World) -> str:
 
 
 def _wait(entry: QueueView) -> str:
-    if entry.blocked is not None:
+    if entry.blocked is not None and entry.expected_wait_ns is None:
         return entry.blocked.value
+    held_up = f"{entry.blocked.value} " if entry.blocked is not None else ""
     waits_ns = entry.expected_wait_ns, entry.expected_low_ns, entry.expected_high_ns
     expected_s, low_s, high_s = (None if ns is None else ns / NS_PER_S for ns in waits_ns)
-    return (
-        "?" if expected_s is None else format_wait_s(expected_s, low_s, high_s, entry.expected_why)
-    )
+    if expected_s is None:
+        return "?"
+    return held_up + format_wait_s(expected_s, low_s, high_s, entry.expected_why)
+
+
+def _newcomer(world: World) -> str:
+    wait_ns = world.scheduler.newcomer_wait_ns(world.now_ns)
+    return "?" if wait_ns is None else format_wait_s(wait_ns / NS_PER_S)
+
+
+def _ends(world: World) -> str:
+    """Return the sessions that will be ended, and in how many seconds."""
+    sessions = world.scheduler.view(world.now_ns).sessions
+    ends = [(s.id, s.ends_in_ns / NS_PER_S) for s in sessions if s.ends_in_ns is not None]
+    return " ".join(f"{id_}@{in_s:g}" for id_, in_s in ends) or "-"
 
 
 def _wake(world: World) -> str:
@@ -194,6 +211,8 @@ _LOOKS: dict[str, Callable[[World], str]] = {
     "queue": _queue,
     "serialised": lambda w: "yes" if w.scheduler.view(w.now_ns).serialised else "no",
     "wake": _wake,
+    "newcomer": _newcomer,
+    "ends": _ends,
     "outside": lambda w: f"{w.scheduler.view(w.now_ns).outside_bytes / GIB:g}",
     "ram": lambda w: f"{w.scheduler.view(w.now_ns).paged_out_bytes / GIB:g}",
     "history": lambda w: _history(w),
@@ -241,6 +260,7 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "joins": _joins,
     "dies": lambda s, _: ev.SessionLost(session=s),
     "detaches": lambda s, _: ev.SessionDetached(session=s),
+    "spared": lambda s, words: ev.EndRefused(session=s, why=" ".join(words)),
     "guarded": lambda s, _: ev.GuardChanged(session=s, guarded=True),
     "unguarded": lambda s, _: ev.GuardChanged(session=s, guarded=False),
     "stops": lambda s, words: ev.SessionStopped(session=s, why=" ".join(words)),

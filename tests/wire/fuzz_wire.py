@@ -161,6 +161,9 @@ class Recorder:
     def resume_burst(self, _member: object, _hello: m.Hello) -> None:
         pass
 
+    def tell_successor(self, _member: object, _connection: Connection) -> None:
+        pass
+
     def welcomed(self, _connection: Connection) -> None:
         pass
 
@@ -204,7 +207,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         )  # fmt: skip
         answers: Any = Answers()
         router.reporter, router.metrics = answers, answers
-        router.usage = anything
+        router.usage = router.ending = anything
         connection = Connection(router, DEFAULTS, MessageTurns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]
         transport.choke = connection.pause_writing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import structlog
 from kiwi_core.daemon.roster import notices as words
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify
+from kiwi_core.states import Notice
 from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire.messages import Granted, UserNotice
 
@@ -28,6 +30,8 @@ class Messenger:
 
     _core: Core
     _registry: SessionRegistry
+    _end_after_s: float = 0.0
+    """How long before its end the user of a session is told."""
 
     def after(self, step: Step) -> None:
         for action in step.actions:
@@ -55,6 +59,8 @@ class Messenger:
     def _tell(self, action: Notify) -> None:
         member = self._registry.get(action.session)
         text, remedy = words.sentence(action.notice, action.detail)
+        if action.notice is Notice.ENDING:
+            text, remedy = words.ending(action.detail, self._end_after_s, time.time())
         log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
         if member is None or member.connection is None:
             return

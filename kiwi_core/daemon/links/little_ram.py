@@ -37,11 +37,13 @@ small steps costs a few reads, not one at each look."""
 
 @dataclass(eq=False, repr=False)
 class LittleRam:
-    """Takes observations. A session is told once; ``root`` is as in ``kiwi_core.gpu.host``."""
+    """Takes observations. A session is told once; ``root`` is as in ``kiwi_core.gpu.host``, and
+    ``end_after_s`` as in ``words.little_ram``."""
 
     _member: Callable[[SessionId], SessionRecord | None]
     _links: Callable[[SessionId], Iterable[LinkedProcess]]
     _root: Path = Path("/")
+    _end_after_s: float = 0.0
     _told: WeakSet[SessionRecord] = field(default_factory=WeakSet)
     _checked_bytes: WeakKeyDictionary[SessionRecord, int] = field(default_factory=WeakKeyDictionary)
     """The most GPU memory of each session for which the limits were read."""
@@ -66,6 +68,6 @@ class LittleRam:
         if lacking is None:
             return
         self._told.add(member)
-        text, remedy = words.sentence(Notice.LITTLE_RAM, str(lacking))
+        text, remedy = words.little_ram(str(lacking), self._end_after_s)
         log.info("notice", session=member.id, notice=Notice.LITTLE_RAM.value, detail=str(lacking))
         member.connection.send(UserNotice(notice=Notice.LITTLE_RAM, text=text, remedy=remedy))

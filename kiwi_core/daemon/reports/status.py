@@ -140,8 +140,13 @@ class Reporter:
             said = (view.problem, view.detail)
         elif view.kept_out:
             said = (Notice.KEPT_OUT, f"by {view.kept_out}")
+        elif view.ends_in_ns is not None:
+            said = (Notice.ENDING, view.detail)
         problem, detail = said[0], said[1] if mine else ""
         problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""
+        if problem is Notice.ENDING:
+            ending = words.ending(detail, ns_to_seconds(view.ends_in_ns or 0), time.time())
+            problem_text = " ".join(ending)
         return m.SessionStatus(
             id=view.id,
             pid=member.ref.pid if member and mine else 0,
@@ -169,6 +174,7 @@ class Reporter:
             stopped=view.stopped,
             kept_out=view.kept_out,
             ram_bytes=self._ram_bytes(member) if member and mine else None,
+            ends_in_s=_seconds(view.ends_in_ns),
         )
 
     def _ram_bytes(self, member: SessionRecord) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from kiwi_core.states import Notice, Reason
+from kiwi_core.units import format_period_s
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import SessionRecord
@@ -13,6 +15,7 @@ _REASONS = {
     Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
     Reason.NO_ROOM: "the GPU had not enough free memory",
     Reason.NO_HOST_MEMORY: "system RAM has no room for it",
+    Reason.NO_JOB_MEMORY: "its job or container has too little RAM for it",
     Reason.UNSUPPORTED: "the driver cannot move this program's memory",
     Reason.NOT_PERMITTED: "the daemon has no permission to",
     Reason.DRIVER: "the driver refused",
@@ -40,6 +43,21 @@ _WORDS: dict[Notice, tuple[str, str]] = {
             "moved out, so others wait until it frees GPU memory or ends."
         ),
         "Free GPU memory that is not needed, or start the job again with more RAM.",
+    ),
+    Notice.ENDING: (
+        (
+            "Others wait for the GPU memory of this program, which cannot be moved out because its "
+            "job or container has too little RAM: Kiwi ends the program{when} unless it frees that "
+            "memory or uses it, or nobody waits any more."
+        ),
+        "Free GPU memory that is not needed, or save your work, and start again with more RAM.",
+    ),
+    Notice.ENDED: (
+        (
+            "Kiwi ends this program: it did not use its GPU memory, others waited for it, and its "
+            "job or container has too little RAM for it to be moved out."
+        ),
+        "Start it again with more RAM.",
     ),
     Notice.PAGE_IN_REFUSED: (
         (
@@ -99,9 +117,43 @@ _WORDS: dict[Notice, tuple[str, str]] = {
 def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
     """Return what to tell a user and what they can do: ``(text, remedy)``. Append ``detail``."""
     text, remedy = _WORDS[notice]
-    if detail:
-        text = f"{text.removesuffix('.')} ({detail.removesuffix('.')})."
+    return _with_detail(text.replace("{when}", ""), detail), remedy
+
+
+def ending(detail: str, in_s: float, now_unix_s: float) -> tuple[str, str]:
+    """Return what to tell the user of a program that is ended in ``in_s`` unless things change."""
+    text, remedy = _WORDS[Notice.ENDING]
+    at = time.strftime("%H:%M", time.localtime(now_unix_s + in_s))
+    when = f" in {format_period_s(round(in_s))} (at {at})"
+    return _with_detail(text.replace("{when}", when), detail), remedy
+
+
+def ended_before(cause: str, ended_unix_s: float) -> tuple[str, str]:
+    """Return what to tell the user of a kernel that takes the place of an ended one."""
+    at = time.strftime("%H:%M", time.localtime(ended_unix_s))
+    text = (
+        f"Kiwi ended the kernel that was here before, at {at}: it did not use its GPU memory, "
+        "others waited for it, and its job or container has too little RAM for it to be moved out."
+    )
+    remedy = (
+        "Its variables are gone: run its cells again. To keep them next time, ask for more RAM, or "
+        "free GPU memory that is not needed."
+    )
+    return _with_detail(text, cause), remedy
+
+
+def little_ram(detail: str, end_after_s: float) -> tuple[str, str]:
+    """Return what to tell the user of a program that cannot be moved out. ``end_after_s`` is how
+    long others wait before it is ended; 0: it is not."""
+    text, remedy = sentence(Notice.LITTLE_RAM, detail)
+    if end_after_s:
+        after = format_period_s(end_after_s)
+        text += f" If others wait for that memory and it stays unused for {after}, it is ended."
     return text, remedy
+
+
+def _with_detail(text: str, detail: str) -> str:
+    return f"{text.removesuffix('.')} ({detail.removesuffix('.')})." if detail else text
 
 
 def unguarded(member: SessionRecord | None) -> str:

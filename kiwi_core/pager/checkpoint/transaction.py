@@ -132,9 +132,12 @@ class Transaction:
                 f"{format_bytes(need_bytes)} would have to go to system RAM, which has "
                 f"{format_bytes(available_bytes)} left for it."
             )
-            if lacking := host.shortage(pids, need_bytes):
+            reason = Reason.NO_HOST_MEMORY
+            if lacking := host.own_shortage(pids, need_bytes):
+                reason = Reason.NO_JOB_MEMORY
+            if lacking := lacking or host.shortage(pids, need_bytes):
                 detail += f" In its control group, {lacking}."
-            raise Stop(Refused(Reason.NO_HOST_MEMORY, detail))
+            raise Stop(Refused(reason, detail))
 
     async def _need_bytes(self, refs: list[ProcessRef], usage: dict[int, int]) -> int:
         """Return the bytes of ``refs`` in the GPU. Where NVML cannot name its users (a PID

@@ -69,8 +69,15 @@ GOOD: Final = 0.92
 """If a smaller share of forecasts was right lately, ranges are chosen carefully; more than the 85 %
 that are promised."""
 
-_Kind = tuple[str, bool]
-"""The policy, and whether the waiter was stopped in mid-burst and so may be overtaken."""
+
+class Kind(NamedTuple):
+    """The waits that are alike."""
+
+    policy: str
+    mid_burst: bool
+    """The waiter was stopped in mid-burst, and so may be overtaken."""
+    awaits_end: bool
+    """It waits for the end of a session (``rules.ending``)."""
 
 
 class Past(NamedTuple):
@@ -110,7 +117,7 @@ class ForecastBasis(NamedTuple):
 class Promise:
     """The first and the present forecast for one waiter."""
 
-    kind: _Kind
+    kind: Kind
     queued_ns: int
     began_ns: int
     first: Estimate
@@ -219,7 +226,7 @@ class Forecast:
         self._seen: tuple[object, ...] = ()
         """What users saw beside the figures then, all waiters together."""
         self._promises: dict[SessionId, Promise] = {}
-        self._records: dict[_Kind, Calibration] = {}
+        self._records: dict[Kind, Calibration] = {}
         self.kept: deque[tuple[Estimate, int]] = deque(maxlen=COUNTED)
         """The first forecast and the duration of each of the last waits."""
 
@@ -242,7 +249,7 @@ class Forecast:
         return {
             id_: ShownForecast(promise.told(now_ns), promise.why)
             for id_, promise in self._promises.items()
-            if st.queue[id_].blocked is None
+            if not _in_vain(st, st.queue[id_])
         }
 
     # --- what will come -------------------------------------------------------------------------
@@ -261,7 +268,7 @@ class Forecast:
             standing = ForecastBasis(now_ns, place, settings, troubles, holders)
             place += not waiter.stopping  # a session that is being stopped is shown as a holder
             found = ahead.waits_ns.get(waiter.id)
-            if waiter.blocked is not None:
+            if _in_vain(st, waiter):
                 self._promises.pop(waiter.id, None)
             elif found is not None:
                 fresh = self._foresee(st, waiter, found, now_ns)
@@ -309,11 +316,11 @@ class Forecast:
         unlucky_ns: int,
         standing: ForecastBasis,
     ) -> None:
-        promise = self._promises.get(waiter.id)
-        if promise is not None:
+        kind, promise = _kind(st, waiter), self._promises.get(waiter.id)
+        if promise is not None and promise.kind.awaits_end == kind.awaits_end:
             promise.renew(fresh, unlucky_ns, standing)
             return
-        kind, now_ns = _kind(st, waiter), standing.now_ns
+        now_ns = standing.now_ns
         self._promises[waiter.id] = Promise(
             kind, waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh, now_ns, fresh,
             bound=_bounded(st, waiter),
@@ -328,6 +335,8 @@ class Forecast:
             if waiter is not None and waiter.queued_ns == promise.queued_ns:
                 continue
             del self._promises[id_]
+            if promise.kind.awaits_end:
+                continue  # its user decides when that comes: it says nothing about turns
             session = st.sessions.get(id_)
             if session is not None and session.granted_ns >= promise.began_ns:
                 self._learn(promise, session.granted_ns - promise.began_ns)
@@ -337,7 +346,7 @@ class Forecast:
         if max(took_ns, promise.first.expected_ns) >= NOTICED_NS:
             self.kept.append((promise.first, took_ns))
 
-    def _record(self, kind: _Kind) -> Calibration:
+    def _record(self, kind: Kind) -> Calibration:
         return self._records.setdefault(kind, Calibration())
 
 
@@ -345,8 +354,13 @@ def _settings(st: State) -> tuple[object, ...]:
     return st.policy.name, st.turn_settings.tq_ns, st.anti_thrash
 
 
-def _kind(st: State, waiter: Session) -> _Kind:
-    return st.policy.name, waiter.mid_burst
+def _kind(st: State, waiter: Session) -> Kind:
+    return Kind(st.policy.name, waiter.mid_burst, waiter.id in st.awaiting_end)
+
+
+def _in_vain(st: State, waiter: Session) -> bool:
+    """Return whether ``waiter`` waits for something of which nobody can tell when it comes."""
+    return waiter.blocked is not None and waiter.id not in st.awaiting_end
 
 
 def _bounded(st: State, waiter: Session) -> bool:

@@ -12,13 +12,14 @@ import heapq
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Operation
+from kiwi_core.sched.actions import EndSession, Grant, Operation
 from kiwi_core.sched.forecast.further import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
-from kiwi_core.units import NS_PER_MS, SessionId
+from kiwi_core.states import Reason
+from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.operations import OngoingOperation
@@ -35,6 +36,9 @@ GOLDEN: Final = 0.6180339887498949
 
 HOLD_NS: Final = 10 * NS_PER_MS
 """Time to hold a process, or to release it, without moving anything."""
+
+ENDED_NS: Final = 2 * NS_PER_S
+"""Time from the order to end a program to its death: the daemon tells its user first."""
 
 NEWCOMERS_MAX: Final = 16
 """Number of newcomers of which one run takes account. Each is a whole quantum: with more of them
@@ -70,6 +74,8 @@ class SimulatedFuture:
         """Heap of the times when operations report, with the operation ids."""
         self._ends: list[tuple[int, SessionId, int]] = []
         """Heap of the times when runners' bursts end, with the time of the runner's grant."""
+        self._deaths: list[tuple[int, SessionId]] = []
+        """Heap of the times when sessions die that are being ended."""
         self._free_at_ns: dict[Doing, int] = {}
         """When the bus is free for the next move, by direction."""
         self._lengths_ns: dict[SessionId, int] = {}
@@ -78,6 +84,8 @@ class SimulatedFuture:
             if session.counted_active_bytes:
                 had_ns = session.attained_ns + session.run_ns(now_ns)
                 self._lengths_ns[id_] = burst_ns(session, had_ns, (chance + number * step) % 1.0)
+        for session in copied.cramped.values():
+            self._stays(session)
         for session in copied.ops.values():
             self._expect_report(session)
         for runner in copied.runners.values():
@@ -130,7 +138,8 @@ class SimulatedFuture:
         report_ns = self._reports[0][0] if self._reports else NEVER_NS
         end_ns = ends[0][0] if ends else NEVER_NS
         wake_ns = NEVER_NS if self._st.wake_ns is None else self._st.wake_ns
-        at_ns = min(report_ns, end_ns, wake_ns)
+        death_ns = self._deaths[0][0] if self._deaths else NEVER_NS
+        at_ns = min(report_ns, end_ns, wake_ns, death_ns)
         if at_ns >= NEVER_NS:
             return None
         self._now_ns = max(self._now_ns, at_ns)
@@ -140,6 +149,8 @@ class SimulatedFuture:
         if at_ns == end_ns:
             _, id_, _ = heapq.heappop(ends)
             return ev.BurstEnded(session=id_, burst=self._st.sessions[id_].burst)
+        if at_ns == death_ns:
+            return ev.SessionLost(session=heapq.heappop(self._deaths)[1])
         return ev.DeadlinePassed()
 
     def _is_stale(self, end: tuple[int, SessionId, int]) -> bool:
@@ -152,6 +163,12 @@ class SimulatedFuture:
         if length_ns < NEVER_NS:
             ends_ns = max(self._now_ns, runner.granted_ns + length_ns - runner.attained_ns)
             heapq.heappush(self._ends, (ends_ns, runner.id, runner.granted_ns))
+
+    def _stays(self, session: Session) -> None:
+        """Let every page-out of ``session`` be refused, and be tried only before it is ended."""
+        if session.ended:
+            heapq.heappush(self._deaths, (self._now_ns + ENDED_NS, session.id))
+        session.try_not_before(NEVER_NS)
 
     def _expect_report(self, session: Session) -> None:
         op = session.op
@@ -174,12 +191,17 @@ class SimulatedFuture:
         actions = st.handle(self._now_ns)
         st.departed.clear()
         _HANDLERS[type(event)](st, event)
+        if isinstance(event, ev.PageOutRefused):
+            for session in st.cramped.values():
+                session.try_not_before(NEVER_NS)
         settle(st)
         done = [id_ for id_, _ in st.departed]
         for action in actions:
             if isinstance(action, Grant):
                 self._expect_end(st.sessions[action.session])
                 done.append(action.session)
+            elif isinstance(action, EndSession):
+                heapq.heappush(self._deaths, (self._now_ns + ENDED_NS, action.session))
             elif isinstance(action, Operation):
                 self._expect_report(st.sessions[action.session])
         return done
@@ -195,6 +217,8 @@ def _cost_ns(st: State, session: Session, doing: Doing) -> int:
 
 def _outcome(op: OngoingOperation, session: Session, now_ns: int) -> ev.Event:
     elapsed_ns = now_ns - op.started_ns
+    if op.doing is Doing.PAGING_OUT and session.cramped_ns >= 0:
+        return ev.PageOutRefused(op=op.op, reason=Reason.NO_JOB_MEMORY)
     if op.doing is Doing.PAGING_OUT:
         moved_bytes = session.paged_out_bytes + session.resident_bytes
         return ev.PagedOut(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)

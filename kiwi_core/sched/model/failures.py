@@ -39,6 +39,10 @@ class Failures:
         self.backoff_ns = most_ns if longest else doubled_ns
         self.backoff_until_ns = now_ns + self.backoff_ns
 
+    def try_not_before(self, at_ns: int) -> None:
+        """Set the end of the present back-off."""
+        self.backoff_until_ns = at_ns
+
     def cannot_move(self) -> None:
         """Record that the driver cannot page its memory out; the next burst tries it again."""
         self.unmovable = True

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kiwi_core.sched.model.cramped import Cramped
 from kiwi_core.sched.model.failures import Failures
 from kiwi_core.sched.model.memory import Memory
 from kiwi_core.sched.model.needs import Needs
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Session(Memory, Operations, Turn, Needs, Program, Failures, Standing):
+class Session(Memory, Operations, Turn, Needs, Program, Failures, Cramped, Standing):
     """The record of one session. Each of its parts, the base classes, is in a module of its own,
     which alone writes the fields of the part. A rule tells the part what happened
     (``session.came_in(...)``) and reads the fields freely.

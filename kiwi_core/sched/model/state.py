@@ -72,6 +72,11 @@ class State(Derived):
     """The sessions of operations that have not reported, hung ones included."""
     lingerers: dict[SessionId, Session] = field(default_factory=dict)
     """At least the sessions that run and linger; the settle pass drops the others."""
+    cramped: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions that cannot be paged out because their own job or container has too little RAM
+    (``Session.cramped_ns``)."""
+    awaiting_end: set[SessionId] = field(default_factory=set)
+    """The waiters that get room when a session is ended (``Session.ends_ns``)."""
     unread: dict[SessionId, Session] = field(default_factory=dict)
     """The sessions that gave up the lease and whose remaining GPU memory has not been read
     since."""
@@ -141,6 +146,20 @@ class State(Derived):
         session.op_reports(self.now_ns)
         self.moved_at_ns = self.now_ns
 
+    # --- too little RAM -------------------------------------------------------------------------
+
+    def cramp(self, session: Session) -> None:
+        """Record that its own job or container has too little RAM for ``session`` to be paged
+        out."""
+        session.is_cramped(self.now_ns)
+        self.cramped[session.id] = session
+
+    def uncramp(self, session: Session) -> None:
+        """Record that ``session`` can be paged out, as far as is known."""
+        if session.cramped_ns >= 0:
+            session.is_cramped_no_more()
+            del self.cramped[session.id]
+
     # --- sessions -------------------------------------------------------------------------------
 
     def known(self, session_id: SessionId) -> Session | None:
@@ -206,6 +225,7 @@ class State(Derived):
         session.no_longer_counts()
         session.gone = True
         self.refresh(session)
+        self.uncramp(session)
         self.unread.pop(session.id, None)
         self.stopped.discard(session.id)
         del self.sessions[session.id]

@@ -17,6 +17,7 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
     """Put ``session`` at the tail of the queue for ``burst``."""
     session.asks(burst, mid_burst, st.now_ns, st.history.begin())
     session.may_move_again()
+    st.uncramp(session)
     session.learn_from_start(session.footprint_bytes)
     st.refresh(session)
     st.line_up(session)
@@ -118,4 +119,5 @@ def read(st: State, session: Session, at_ns: int) -> None:
 def lose(st: State, session: Session) -> None:
     """Record that, as the driver reports, the contents of the session's memory are gone."""
     session.contents_lost()
+    st.uncramp(session)
     st.refresh(session)

@@ -61,6 +61,7 @@ def _take(
 
 def _succeeded(st: State, session: Session) -> None:
     session.operation_succeeded()
+    st.uncramp(session)
     _leave_or_return(st, session)
 
 
@@ -169,9 +170,12 @@ def _refused(
             bursts.stopped(st, session)  # it does not run: its turn is over anyway
         else:
             _runs_on(st, session)
-    if reason is Reason.UNSUPPORTED and running.doing is PAGING_OUT:
-        session.cannot_move()
     known = reason in HOPELESS and words == session.problem_detail
+    if running.doing is PAGING_OUT:
+        known = known or (
+            reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0
+        )  # figures vary
+        _stays(st, session, reason)
     session.back_off(st.config, st.now_ns, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported separately
@@ -180,6 +184,16 @@ def _refused(
         if asked and not known:
             st.notify(session, notice, words)
     _leave_or_return(st, session)
+
+
+def _stays(st: State, session: Session, reason: Reason) -> None:
+    """Record why its memory could not be paged out."""
+    if reason is Reason.UNSUPPORTED:
+        session.cannot_move()
+    if reason is Reason.NO_JOB_MEMORY:
+        st.cramp(session)
+    else:
+        st.uncramp(session)
 
 
 def _runs_on(st: State, session: Session) -> None:

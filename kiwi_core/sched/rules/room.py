@@ -80,7 +80,7 @@ def wanted_bytes(st: State, session: Session) -> int:
     return wanted if wanted > footprint else footprint
 
 
-def _least_bytes(st: State, session: Session, alone: bool) -> int:
+def least_bytes(st: State, session: Session, alone: bool) -> int:
     """Return the room below which ``session`` must not run; compare ``wanted_bytes``. Alone, a
     session of unknown need makes do with half of the capacity: a neighbour that cannot be moved
     must neither keep all others out for ever, nor leave a newcomer so little that it runs out of
@@ -208,11 +208,11 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     if short <= 0:
         return READY, None
     coming = coming_bytes(st)
-    least_bytes = _least_bytes(st, session, alone) - held_bytes - st.free_bytes
-    lacking_bytes = max(least_bytes, lacked_bytes(st, session) - held_bytes - st.free_bytes)
+    least = least_bytes(st, session, alone) - held_bytes - st.free_bytes
+    lacking_bytes = max(least, lacked_bytes(st, session) - held_bytes - st.free_bytes)
     found = survey(st, short - coming, beside=session, lacking_bytes=lacking_bytes - coming)
     if coming + found.gain_bytes < short:
-        if coming + found.gain_bytes < least_bytes:
+        if coming + found.gain_bytes < least:
             return SHORT, found
         if not found.victims and not coming:
             return READY, found
@@ -246,7 +246,9 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
         words += f"system RAM, which can take {format_bytes(can_bytes)} more"
         return Notice.BLOCKED_HOST_MEMORY, words
     if (victim := found.refusing) is not None:
-        return Notice.BLOCKED_REFUSED, victim.problem_detail or "another session cannot be moved"
+        words = victim.problem_detail or "another session cannot be moved"
+        ending = "; it is ended if it stays so" if victim.ends_ns is not None else ""
+        return Notice.BLOCKED_REFUSED, f"{words.removesuffix('.')}{ending}"
     if found.staying is not None:
         return why_it_stays(found.staying)
     if any(other.stuck for other in st.ops.values()):

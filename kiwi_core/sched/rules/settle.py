@@ -12,6 +12,7 @@ from kiwi_core.sched.model.memory import SUSPENDED
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import (
     bursts,
+    ending,
     growth,
     hints,
     kept_out,
@@ -32,6 +33,7 @@ def settle(st: State) -> None:
     if st.kept_out:
         kept_out.tend(st)
     _choose_mode(st)
+    ending.tend(st)
     if st.queue:
         if st.stopped:
             unguarded_and_stopped.leave_those_that_stand(st)

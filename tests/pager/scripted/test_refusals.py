@@ -146,10 +146,15 @@ def test_a_refusal_names_the_limit_of_the_job_and_what_to_ask_for(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = host.Shortage(limit_bytes=GIB, needs_bytes=2 * GIB)
-    monkeypatch.setattr(host, "shortage", lambda _pids, _more_bytes: lacking)
     pager = new_pager(machine, host_available_bytes=lambda _pids: 0)
-    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
-    assert "ask for 2048 MiB (in Slurm: --mem=2048M)" in answer.detail
+    # A limit that holds for the daemon, too, counts as the machine's RAM.
+    for whose, reason in (
+        ("shortage", Reason.NO_HOST_MEMORY),
+        ("own_shortage", Reason.NO_JOB_MEMORY),
+    ):
+        monkeypatch.setattr(host, whose, lambda _pids, _more_bytes: lacking)
+        answer = refused(pager.page_out(TARGET, soon_ns()), reason)
+        assert "ask for 2048 MiB (in Slurm: --mem=2048M)" in answer.detail
 
 
 def test_what_a_process_had_the_last_time_is_what_it_is_taken_to_need(machine: Machine) -> None:

@@ -1,0 +1,134 @@
+"""End the program of a session, as the scheduler orders (``EndSession``).
+
+Its user is told first. Then all processes of the session get SIGTERM, and after a while SIGKILL. A
+kernel that Jupyter starts in the place of one that was ended is told why. The signals go through
+descriptors of the processes: a pid may belong to another process by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from kiwi_core.daemon.base.peers import user_name
+from kiwi_core.daemon.roster import notices as words
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import processes
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import EndSession
+from kiwi_core.states import Notice
+from kiwi_core.wire.messages import UserNotice
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.peers import Owner
+    from kiwi_core.daemon.base.steps import Step
+    from kiwi_core.daemon.engine.core import Core
+    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
+    from kiwi_core.gpu.processes import ProcessRef
+
+log = structlog.get_logger(__name__)
+
+TOLD_S: Final = 1.0
+"""Time between the notice and SIGTERM: the notice has to reach the page of a notebook."""
+
+GRACE_S: Final = 10.0
+"""Time between SIGTERM and SIGKILL: a program may save its work."""
+
+REMEMBERED_MAX: Final = 256
+"""Ended kernels whose successors are told; Jupyter starts one within seconds."""
+
+
+class _Ended(NamedTuple):
+    owner: Owner
+    ref: ProcessRef
+    unix_s: float
+    cause: str
+
+
+@dataclass(eq=False, repr=False)
+class Ending:
+    """A subscriber (``steps``)."""
+
+    _core: Core
+    _registry: SessionRegistry
+    _ended: OrderedDict[str, _Ended] = field(default_factory=OrderedDict)
+    """What was ended, by Jupyter's id of the kernel."""
+    closed: bool = False
+    """True when the daemon leaves: it ends nothing any more."""
+
+    def after(self, step: Step) -> None:
+        for action in step.actions:
+            if isinstance(action, EndSession) and not self.closed:
+                self._begin(action)
+
+    def tell_successor(self, member: SessionRecord, connection: Connection) -> None:
+        """Tell a new session that its kernel's id belonged to one that was ended."""
+        ended = self._ended.get(member.kernel_id)
+        if ended is None or ended.owner != member.identity or ended.ref == member.ref:
+            return
+        del self._ended[member.kernel_id]
+        text, remedy = words.ended_before(ended.cause, ended.unix_s)
+        connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
+
+    def _begin(self, action: EndSession) -> None:
+        member = self._registry.get(action.session)
+        if member is None:
+            return
+        if os.geteuid() not in (0, member.uid):
+            self._refused(member, "the daemon may not signal another user's processes")
+            return
+        log.warning(
+            "session is ended", session=member.id, pid=member.ref.pid, name=member.name,
+            owner=user_name(member.uid), job=member.job, why=action.cause,
+        )  # fmt: skip
+        if member.connection is not None:
+            text, remedy = words.sentence(Notice.ENDED, action.cause)
+            member.connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
+        self._remember(member, action.cause)
+        asyncio.get_running_loop().call_later(TOLD_S, self._terminate, member)
+
+    def _remember(self, member: SessionRecord, cause: str) -> None:
+        if member.kernel_id:
+            ended = _Ended(member.identity, member.ref, time.time(), cause)
+            self._ended[member.kernel_id] = ended
+        if len(self._ended) > REMEMBERED_MAX:
+            self._ended.popitem(last=False)
+
+    def _terminate(self, member: SessionRecord) -> None:
+        """Send SIGTERM to the processes of the session, parents first, and later SIGKILL."""
+        signalled: list[tuple[ProcessRef, int]] = []
+        try:
+            others = self._registry.refs() - {member.ref}
+            for ref in processes.tree(member.ref, without=others):
+                if (descriptor := processes.open_pidfd(ref)) is not None:
+                    signalled.append((ref, descriptor))
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        except (GpuError, OSError) as error:
+            self._refused(member, str(error))
+        asyncio.get_running_loop().call_later(GRACE_S, _kill, signalled)
+
+    def _refused(self, member: SessionRecord, why: str) -> None:
+        log.error("session cannot be ended", session=member.id, pid=member.ref.pid, why=why)
+        # In the loop, after the step that ordered it: other subscribers have yet to see that.
+        event = ev.EndRefused(session=member.id, why=why)
+        asyncio.get_running_loop().call_soon(self._core.feed, event)
+
+
+def _kill(signalled: list[tuple[ProcessRef, int]]) -> None:
+    """End what SIGTERM has not ended."""
+    for ref, descriptor in signalled:
+        with suppress(OSError):
+            if processes.alive(ref):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                log.warning("did not end at SIGTERM: killed", pid=ref.pid)
+        os.close(descriptor)

@@ -1,0 +1,201 @@
+"""An idle session whose job has too little RAM is ended if others wait for its room for long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cramped import limited
+from daemon import wait_until
+
+from kiwi_core.daemon.base.steps import Step
+from kiwi_core.daemon.roster.registry import SessionRecord
+from kiwi_core.daemon.sessions import ending
+from kiwi_core.daemon.sessions.ending import Ending
+from kiwi_core.gpu import processes
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import EndSession
+from kiwi_core.states import Notice
+from kiwi_core.units import MIB, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from daemon import Daemon
+    from session_program import SessionProgram
+
+    from kiwi_core.wire.messages import GpuStatus
+
+    Start = Callable[..., Daemon]
+    Program = Callable[..., SessionProgram]
+
+
+# --- a real daemon and two programs ---------------------------------------------------------------
+
+
+def test_who_cannot_be_moved_out_is_ended_and_the_other_gets_on(
+    start: Start, program: Program
+) -> None:
+    daemon = start("1x128MiB", "--end-immovable-after", "4")
+    one, other = program(daemon, 100, name="one"), program(daemon, name="other")
+    with limited(one.pid, 50 * MIB):
+        other.begin_take(60, 2)
+        shown = daemon.wait_for(lambda s: _session(s, one.pid, "ending"), "its end is announced")
+        assert shown.ends_in_s <= 4
+        assert "--mem=" in shown.problem_text
+        expected = lambda s: s.queue and s.queue[0].expected_wait_s  # noqa: E731
+        assert daemon.wait_for(expected, "the wait has a figure") < 8
+        told = dict(wait_until(one.told, "its user is told"))
+        assert "Kiwi ends the program in 4 s (at " in told["ending"]
+        assert "--mem=" in told["ending"]
+        wait_until(lambda: one.worker.returncode is not None, "it is ended")
+        assert one.worker.returncode == -signal.SIGTERM
+    other.worker.answer()
+    assert other.intact()
+    assert "session is ended" in daemon.log()
+    assert "--mem=" in daemon.log()
+    orders = [action for entry in daemon.journal() for action in entry.actions]
+    [order] = [action for action in orders if isinstance(action, EndSession)]
+    assert order.cause.startswith("others have waited 4 s for its unused GPU memory. ")
+
+
+def test_nobody_is_ended_unless_an_admin_has_decided_so(start: Start, program: Program) -> None:
+    daemon = start("1x128MiB")
+    one, other = program(daemon, 100), program(daemon)
+    with limited(one.pid, 50 * MIB):
+        other.begin_take(60, 2)
+        shown = daemon.wait_for(lambda s: _session(s, one.pid, "page-out-refused"), "refused")
+        assert shown.ends_in_s is None
+        status = daemon.status()
+        assert status.queue[0].expected_wait_s is None
+        assert status.newcomer_wait_s is None, "nobody can tell"
+    other.worker.answer()
+    assert one.intact(), "with more RAM it is moved out and back as any other"
+
+
+def _session(status: GpuStatus, pid: int, problem: str) -> Any:
+    found = (one for one in status.sessions if one.pid == pid and one.problem == problem)
+    return next(found, None)
+
+
+# --- signals and words ----------------------------------------------------------------------------
+
+DEAF = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+
+
+class Stage:
+    """A session whose process does not end at SIGTERM, and the events that the core is fed."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+        self.told: list[Any] = []
+        self.fed: list[ev.Event] = []
+        ref = processes.ref_of(self.process.pid)
+        assert ref is not None
+        self.member = self.session("k1", ref, "kernel")
+        registry: Any = SimpleNamespace(
+            get={self.member.id: self.member}.get, refs=lambda: frozenset({ref})
+        )
+        self.ending = Ending(SimpleNamespace(feed=self.fed.append), registry)  # type: ignore[arg-type]
+
+    def session(self, id_: str, ref: processes.ProcessRef, kernel_id: str) -> SessionRecord:
+        connection: Any = SimpleNamespace(send=self.told.append)
+        return SessionRecord(
+            id=SessionId(id_), ref=ref, uid=os.geteuid(), kernel_id=kernel_id, connection=connection
+        )
+
+    def order(self) -> None:
+        actions = [EndSession(session=self.member.id, cause="limit 8 GiB: ask for 9216 MiB")]
+        self.ending.after(Step(ev.DeadlinePassed(), actions, (), 0))
+
+    async def ended(self) -> None:
+        while self.process.poll() is None and not self.fed:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(ending, "TOLD_S", 0.0)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
+    made = Stage()
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+def run(stage: Stage) -> None:
+    async def order() -> None:
+        stage.order()
+        await asyncio.wait_for(stage.ended(), 30)
+
+    asyncio.run(order())
+
+
+def test_a_program_that_ignores_sigterm_is_killed(stage: Stage) -> None:
+    run(stage)
+    assert stage.process.wait() == -signal.SIGKILL
+    [told] = stage.told
+    assert told.notice is Notice.ENDED
+    assert "ask for 9216 MiB" in told.text
+    assert not stage.fed
+
+
+def test_another_users_process_is_left_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54330)
+    stage.member.uid = 54331
+    run(stage)
+    assert stage.fed == [ev.EndRefused(session=stage.member.id, why=(
+        "the daemon may not signal another user's processes"
+    ))]  # fmt: skip
+    assert stage.process.poll() is None
+    assert not stage.told
+
+
+def test_a_signal_that_is_refused_is_reported(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refused)
+    run(stage)
+    [event] = stage.fed
+    assert isinstance(event, ev.EndRefused)
+    assert "Operation not permitted" in event.why
+    assert stage.process.poll() is None
+
+
+def test_a_daemon_that_leaves_ends_nobody(stage: Stage) -> None:
+    stage.ending.closed = True
+    stage.order()
+    assert not stage.told
+
+
+def test_the_kernel_that_follows_is_told_once_why_the_last_one_ended(stage: Stage) -> None:
+    run(stage)
+    stage.told.clear()
+    ref = processes.ref_of(os.getpid())
+    assert ref is not None
+    stranger = stage.session("k2", ref, "another kernel")
+    stage.ending.tell_successor(stranger, stranger.connection)  # type: ignore[arg-type]
+    stage.ending.tell_successor(stage.member, stage.member.connection)  # type: ignore[arg-type]
+    assert not stage.told, "the kernel itself, which is still there, and other kernels"
+    other_user = stage.session("k3", ref, "kernel")
+    other_user.uid += 1
+    stage.ending.tell_successor(other_user, other_user.connection)  # type: ignore[arg-type]
+    assert not stage.told
+    successor = stage.session("k4", ref, "kernel")
+    stage.ending.tell_successor(successor, successor.connection)  # type: ignore[arg-type]
+    stage.ending.tell_successor(successor, successor.connection)  # type: ignore[arg-type]
+    [told] = stage.told
+    assert told.notice is Notice.ENDED
+    assert "Kiwi ended the kernel that was here before" in told.text
+    assert "ask for 9216 MiB" in told.text
