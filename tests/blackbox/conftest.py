@@ -1,7 +1,7 @@
 """Black-box tests: the installed ``kiwi`` command, real kernels, a real Jupyter server, sockets.
 
-Nothing of Kiwi is imported here (a test in tests/tooling sees to it): what these tests know, a user
-can know.
+They import nothing of Kiwi (a test in tests/tooling checks this), and know only what a user can
+know.
 """
 
 from __future__ import annotations

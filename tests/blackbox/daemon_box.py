@@ -1,4 +1,4 @@
-"""``kiwi daemon`` as its users meet it: the command, its sockets, the wire. Nothing of Kiwi is
+"""``kiwi daemon`` as its users see it: the command, its sockets, the wire. Nothing of Kiwi is
 imported."""
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ READY_WITHIN_S = 120.0
 """The emulated driver may have to be compiled first."""
 
 LEAVES_WITHIN_S = 90.0
-"""A daemon brings everybody back before it leaves."""
+"""A daemon brings all memory back before it leaves."""
 
 
 class DaemonBox:
-    """One ``kiwi daemon`` on emulated GPUs, with a directory of its own (short: a socket's path has
-    107 bytes), as it is about the GPU number ``index``."""
+    """One ``kiwi daemon`` on emulated GPUs with its own short directory (the path of a socket has
+    107 bytes), seen from GPU number ``index``."""
 
     def __init__(
         self, directory: Path, sizes: str, args: Sequence[str] = (), index: int = 0
@@ -53,7 +53,7 @@ class DaemonBox:
 
     @property
     def env(self) -> dict[str, str]:
-        """What leads programs to it."""
+        """Return the environment that leads programs to it."""
         return {"KIWI_SOCKET_DIR": str(self.directory)}
 
     @property
@@ -68,7 +68,7 @@ class DaemonBox:
     # --- life
 
     def start(self) -> None:
-        """Until it answers."""
+        """Start the daemon and wait until it answers."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -78,7 +78,7 @@ class DaemonBox:
         self.wait_answer()
 
     def wait_answer(self, other_than: int = 0) -> int:
-        """The pid of the daemon process of the GPU that answers, once it is not ``other_than``."""
+        """Return the pid of the GPU's daemon process, once it answers and is not ``other_than``."""
 
         def look() -> int:
             assert self.process is not None
@@ -90,7 +90,7 @@ class DaemonBox:
         return int(wait_until(look, "an answer of the daemon", READY_WITHIN_S))
 
     def pid(self) -> int:
-        """Of the daemon process of the GPU: the child of ``kiwi daemon``."""
+        """Return the pid of the GPU's daemon process, a child of ``kiwi daemon``."""
         return int(self.status()["daemon_pid"])
 
     def movers(self) -> list[psutil.Process]:
@@ -99,13 +99,13 @@ class DaemonBox:
         return sorted((one for one in family if _is_mover(one)), key=lambda one: one.pid)
 
     def leave(self) -> int:
-        """SIGTERM, as systemd does; the exit status."""
+        """Send SIGTERM, as systemd does; return the exit status."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(LEAVES_WITHIN_S)
 
     def close(self) -> None:
-        """End everything, whatever has happened to it."""
+        """End everything, whatever its state."""
         self._hang_up()
         if self._gpu is not None:
             self._gpu.close()
@@ -119,22 +119,22 @@ class DaemonBox:
     # --- the wire
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """The answer to one request of an observer, whichever daemon runs now."""
+        """Return the answer to one request of an observer, whichever daemon runs now."""
         try:
             if self._talker is None:
                 self._talker = self._dial()
             return self._talker.ask(kind, **fields)
-        except BaseException:  # half an answer may be left in it
+        except BaseException:  # half an answer may be left in the connection
             self._hang_up()
             raise
 
     def _dial(self) -> Talker:
-        """An observer of this GPU's daemon. ``OSError`` where none is there yet."""
+        """Connect an observer to this GPU's daemon. Raises ``OSError`` if there is none yet."""
         for path in sorted(self.directory.glob("GPU-*.sock")):
             try:
                 talker = Talker(path)
             except ConnectionRefusedError:
-                continue  # the file of one that was killed
+                continue  # the socket of a killed daemon
             try:
                 if talker.hello().get("gpu_index") == self._index:
                     return talker
@@ -145,7 +145,7 @@ class DaemonBox:
         raise FileNotFoundError(f"no daemon of GPU {self._index} in {self.directory}")
 
     def status(self) -> dict[str, Any]:
-        """One element of ``gpus`` of ``kiwi status --json``; survives a daemon that restarts."""
+        """Return one element of ``gpus`` of ``kiwi status --json``; this survives a restart."""
         found: dict[str, Any] = wait_until(self.status_or_none, f"a status; {self.log()[-2000:]}")
         return found
 
@@ -160,7 +160,7 @@ class DaemonBox:
     def wait_for(
         self, condition: Callable[[dict[str, Any]], Any], what: str, within_s: float = 60.0
     ) -> Any:
-        """The first true ``condition(status)``."""
+        """Wait until ``condition(status)`` is true, and return it."""
         last: list[Any] = [None]
 
         def look() -> Any:
@@ -196,7 +196,7 @@ class DaemonBox:
 
     @contextmanager
     def beside(self, index: int) -> Iterator[DaemonBox]:
-        """The same ``kiwi daemon``, about another of its GPUs."""
+        """Return the same ``kiwi daemon``, seen from another of its GPUs."""
         other = DaemonBox(self.directory, "", index=index)
         other.process = self.process
         other.wait_answer()
@@ -219,8 +219,8 @@ def _is_mover(process: psutil.Process) -> bool:
 
 
 def system_call(process: psutil.Process) -> str:
-    """Return the number and the arguments of the one in which it waits; "running": it does not.
-    "": it has ended."""
+    """Return the number and the arguments of the system call in which ``process`` waits; "running"
+    if it waits in none, "" if it has ended."""
     try:
         return Path(f"/proc/{process.pid}/syscall").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -228,16 +228,17 @@ def system_call(process: psutil.Process) -> str:
 
 
 def makes_a_call(mover: psutil.Process) -> bool:
-    """Return whether it does anything but wait for its standard input, on which it is asked.
+    """Return whether ``mover`` does anything but wait for a request on its standard input.
 
-    A mover that was just started counts, too: it initialises the driver."""
+    A mover that was just started counts too, because it initialises the driver.
+    """
     doing = system_call(mover).split()
     return bool(doing) and doing[1:2] != ["0x0"]
 
 
 @contextmanager
 def running_daemon(sizes: str = "1x128MiB", *args: str) -> Iterator[DaemonBox]:
-    """Gone, with its files, at the end."""
+    """Run a daemon; it and its files are gone at the end."""
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
     box = DaemonBox(directory, sizes, args)
     try:

@@ -1,7 +1,7 @@
-"""The emulated GPU seen and steered from outside, through a process that has the emulator's API.
+"""The emulated GPU, read and controlled through a process that has the emulator's API.
 
-Run as a script by ``EmulatedGpu``: one JSON request a line, one JSON answer a line. The tests
-themselves import nothing of Kiwi.
+``EmulatedGpu`` runs this file as a script: one JSON request a line, one JSON answer a line. So the
+tests themselves import nothing of Kiwi.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class EmulatedGpu:
         return json.loads(line)
 
     def copy_at(self, bytes_per_s: int) -> None:
-        """How fast copies, page-outs and page-ins are from now on; 0: as fast as memory."""
+        """Set the speed of copies, page-outs and page-ins from now on; 0: as fast as memory."""
         self._ask("speed", bytes_per_s=bytes_per_s)
 
     def used_bytes(self) -> dict[int, int]:
-        """What each living process holds of the GPU, by pid; what it has parked counts, too."""
+        """Return each living process's GPU memory by pid, including paged-out memory."""
         return {int(pid): size for pid, size in self._ask("used").items()}
 
     def pager_environment(self) -> dict[str, str]:
-        """What preloads the in-process pager into a program that no Jupyter server starts, and
-        spares a server compiling it in a home that is new."""
+        """Return the environment that preloads the in-process pager into a program that no Jupyter
+        server starts. It also spares a server with a new home from compiling it."""
         return dict(self._ask("pager"))
 
 

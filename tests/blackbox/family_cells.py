@@ -1,4 +1,4 @@
-"""Cells of a notebook that uses the GPU together with a child process of its own."""
+"""Cells of a notebook that uses the GPU together with a child process."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def family_loop(stop, beat):
         time.sleep(0.005)
     print("worked")
 """
-"""The loop does without a child that was killed; one that ended in another way is an error."""
+"""The loop goes on without a child that was killed; any other end of the child is an error."""
 
 INTACT = "print(family_intact())"
 STEP = "family_step()\nprint('stepped')"
 
 
 def child(mib: int, seed: int) -> str:
-    """Prints the child's pid, once its memory is filled."""
+    """Return a cell that prints the child's pid once its memory is filled."""
     return f"child = Child({mib}, {seed})\nchild.ask('intact')\nprint(child.process.pid)"

@@ -22,12 +22,13 @@ HOLES = {
     "HASH": r"[0-9a-f]{16}",
     "ANY": r".+",
 }
-"""What stands for the placeholders ``<UUID>`` and so on."""
+"""Values of the placeholders such as ``<UUID>``."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the page's table. A mode that begins with "≤" may be less, by the umask."""
+    """One line of the page's table. A mode that begins with "≤" may be less, depending on the
+    umask."""
 
     pattern: str
     mode: str
@@ -55,7 +56,7 @@ def rows() -> list[Row]:
 
 @dataclass(frozen=True)
 class Made:
-    """A file as it was found; ``name`` begins with what it lies in: ``sockets/…``."""
+    """A file that was found; ``name`` begins with the place that it is in: ``sockets/…``."""
 
     name: str
     mode: int
@@ -63,8 +64,8 @@ class Made:
 
 
 def found_in(places: Mapping[str, Path]) -> Iterator[Made]:
-    """Everything in ``places`` (name in the table → directory or file), itself included; what is in
-    a place that has a name of its own belongs to that."""
+    """Yield everything in ``places`` (name in the table → directory or file) and the places
+    themselves. A file inside a place with its own name belongs to that place."""
     named = {path: name for name, path in places.items()}
     for name, top in places.items():
         for path in [top, *sorted(top.rglob("*"))]:
@@ -74,16 +75,16 @@ def found_in(places: Mapping[str, Path]) -> Iterator[Made]:
             try:
                 info = path.lstat()
             except FileNotFoundError:
-                continue  # gone since
+                continue  # it has disappeared
             if stat.S_ISLNK(info.st_mode):
-                continue  # what it leads to decides
+                continue  # the file that it points to decides
             below = "/".join((name, *path.relative_to(top).parts))
             slash = "/" if stat.S_ISDIR(info.st_mode) else ""
             yield Made(below + slash, stat.S_IMODE(info.st_mode), info.st_uid)
 
 
 def wrong(made: Made, table: list[Row], uid: int, *, root: bool) -> str:
-    """What the table does not allow of it; "": it is as the table says."""
+    """Return what the table does not allow of the file; "" if it is as the table says."""
     row = next((row for row in table if row.regex.fullmatch(made.name)), None)
     if row is None:
         return f"{made.name} is not in the table"

@@ -1,8 +1,8 @@
-"""Two notebooks that do not fit together, brought into any state while anybody may be killed.
+"""Two notebooks that do not fit together, for killing any process in any state.
 
 The GPU has 128 MiB. A is a notebook of a real Jupyter server and has a child process that uses the
-GPU, too: 48 + 16 MiB and two contexts. B, the neighbour, is a plain kernel with 72 MiB and a
-context. ``reach`` brings A into a state, and B is the other one.
+GPU: 48 + 16 MiB and two contexts. B, the neighbour, is a plain kernel with 72 MiB and a context.
+``reach`` brings A into a state, and B is the other one.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 SLOW = 50 * MIB
-"""Bytes per second: A's memory takes 1.3 s, B's 1.4 s, long enough to be met on the way."""
+"""In bytes per second. A's memory takes 1.3 s and B's 1.4 s, long enough to kill a process
+meanwhile."""
 
 A_MIB, CHILD_MIB, B_MIB = 48, 16, 72
 
 STATES = ("waiting", "running", "suspended", "paged-out", "paging-out", "paging-in")
-"""The slow ones last: the scheduler's quanta grow with the swaps that it has measured."""
+"""The slow ones come last, because the scheduler's quanta grow with the measured swaps."""
 
 KILLED = ("kernel", "child", "daemon", "supervisor", "mover", "server")
 
 LEAST_MOVERS = 2
-"""A daemon has so many at any time."""
+"""A daemon has at least this many at any time."""
 
 LONG_S = 0.1
 CUT_SHORT = "a mover ended in mid-call"
-"""The daemon's log says so."""
+"""A line of the daemon's log."""
 
 AGAIN_WITHIN_S = 60.0
-"""For whoever lives to use the GPU again. A kernel takes some seconds to start on a busy machine;
-nothing of Kiwi that would help by accident comes before (a quantum here is a minute, a notebook
-does without a daemon only after five)."""
+"""Limit for survivors to use the GPU again. A kernel takes some seconds to start on a busy machine.
+No time limit of Kiwi helps by accident before: a quantum here is a minute, and a notebook works
+without a daemon only after five."""
 
 PATIENT = "c.Kiwi.daemon_grace_s = 300.0"
 
@@ -56,7 +57,7 @@ RUNS = ("running", 0)
 
 
 def _doing(mover: psutil.Process) -> tuple[str, int]:
-    """Its system call, and how often it has waited so far; ``RUNS`` where it does not wait, or
+    """Return its system call, and how often it has waited so far; ``RUNS`` if it does not wait or
     has ended."""
     doing = system_call(mover)
     with suppress(psutil.NoSuchProcess):
@@ -81,7 +82,7 @@ class Stage:
 
     def _build(self, pager: str) -> None:
         self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kw-")))
-        # Nobody has run for longer than a short quantum, whatever the swaps cost.
+        # The floor of a turn stays short, whatever the swaps cost.
         self.daemon: DaemonBox = self._stack.enter_context(
             running_daemon("1x128MiB", "--tq", "60", "--swap-floor", "0")
         )
@@ -100,7 +101,7 @@ class Stage:
         self._take(self.b, B_MIB)
         self._new_a()
         for kernel in (self.a, self.b):
-            # A child's library has to report, too, before it counts as moved by it.
+            # A child's library has to report before it moves the child's memory.
             wait_until(lambda pid=kernel.pid: self._moved_by(pid) == pager, pager, AGAIN_WITHIN_S)
 
     def _moved_by(self, pid: int) -> str:
@@ -111,7 +112,7 @@ class Stage:
         self._stack.close()
 
     def leave_nothing(self) -> None:
-        """The programs end, and the GPU is empty; then the daemon leaves in good order."""
+        """End the programs, check that the GPU is empty, and let the daemon leave in order."""
         self.a.stop()
         self.b.stop()
         wait_until(self._nobody_holds, "the GPU is free again", AGAIN_WITHIN_S)
@@ -143,20 +144,20 @@ class Stage:
         return self.directory / f"{what}-{'A' if kernel is self.a else 'B'}"
 
     def work(self, kernel: Kernel) -> None:
-        """A loop until ``end``; each step is a beat."""
+        """Start a loop that runs until ``end``; each step is a beat."""
         stop, beat = self._file(kernel, "stop"), self._file(kernel, "beat")
         stop.unlink(missing_ok=True)
         beat.touch()
         self._working[kernel] = kernel.send(f"family_loop({str(stop)!r}, {str(beat)!r})")
 
     def wait_beat(self, kernel: Kernel) -> None:
-        """A step that ends after this call."""
+        """Wait for a step that ends after this call."""
         began_s = time.time()
         beat = self._file(kernel, "beat")
         wait_until(lambda: beat.stat().st_mtime > began_s, "the loop goes on", AGAIN_WITHIN_S)
 
     def end_work(self) -> None:
-        """The loops end well."""
+        """End the loops and check their results."""
         for kernel in self._working:
             self._file(kernel, "stop").touch()
         for kernel, cell in self._working.items():
@@ -167,7 +168,7 @@ class Stage:
     # --- states
 
     def reach(self, state: str) -> None:
-        """Afterwards A is in ``state`` and, but for a quantum of a minute, stays in it."""
+        """Bring A into ``state``, in which it stays except for a quantum of a minute."""
         getattr(self, "_reach_" + state.replace("-", "_"))()
         self.daemon.wait_state(self.a.pid, state)
         self.daemon.set(tq_s=60)
@@ -217,8 +218,8 @@ class Stage:
     # --- deaths
 
     def kill(self, who: str) -> None:
-        """SIGKILL to ``who``, and what its surroundings do about it: systemd starts ``kiwi daemon``
-        again, a user starts the server again."""
+        """Send SIGKILL to ``who``, and do what its environment does: systemd restarts ``kiwi
+        daemon``, a user restarts the server."""
         getattr(self, "_kill_" + who.replace("-", "_"))()
 
     def _kill_kernel(self) -> None:
@@ -246,18 +247,18 @@ class Stage:
         self.daemon.start()
 
     def _kill_mover(self) -> None:
-        """Kill all of them. The daemon goes on, and starts others."""
+        """Kill all movers. The daemon continues, and starts others."""
         self._lose(self.daemon.movers())
 
     def _kill_busy_mover(self) -> None:
-        """Kill the one that moves memory, in the middle of its call."""
+        """Kill the mover that moves memory, in the middle of its call."""
         logged = len(self.daemon.log())
         self._lose([wait_until(self._busy_mover, "a mover makes a long call")])
         wait_until(lambda: CUT_SHORT in self.daemon.log()[logged:], "its call is cut short")
 
     def _busy_mover(self) -> psutil.Process | None:
-        """A mover that has waited for one answer of the driver for a while: most take a
-        millisecond. One that is just being started works, or waits for less time."""
+        """Return a mover that has waited for one answer of the driver for a while; most answers
+        take a millisecond. A mover that is starting works, or waits for less time."""
         before = {mover: _doing(mover) for mover in self.daemon.movers()}
         time.sleep(LONG_S)
         for mover, doing in before.items():
@@ -280,7 +281,7 @@ class Stage:
         )  # fmt: skip
 
     def _kill_server(self) -> None:
-        """With it go its kernels: a second later each sees that its parent is gone."""
+        """Its kernels end with it: a second later each notices that its parent has ended."""
         assert self.lab.process is not None
         self._forget_a()
         self.a.hang_up()
@@ -299,7 +300,8 @@ class Stage:
     # --- afterwards
 
     def all_well(self, who: str) -> None:
-        """Nobody who lives has lost a byte, everybody can use the GPU, and nobody else has any."""
+        """Check that survivors have lost no byte, all can use the GPU, and nobody else has memory
+        in it."""
         self.daemon.set(tq_s=0.3)
         for kernel in list(self._working):
             self.wait_beat(kernel)
@@ -328,13 +330,13 @@ class Stage:
         return f"{self.daemon.gpu.used_bytes()} of {self.a.pid, self.child_pid, self.b.pid}"
 
     def ready_again(self) -> None:
-        """For the next case: a child, a long quantum, fast copies."""
+        """Prepare the next case: a child, a long quantum, fast copies."""
         if not self.child_pid:
             self._new_child()
         self.daemon.set(tq_s=60)
 
     def described(self) -> str:
-        """For the report of a failure."""
+        """Return a description for the report of a failure."""
         parts = [self.daemon.log()[-20_000:], str(self.daemon.status_or_none()), self._told()]
         for kernel in (self.a, self.b):
             alive = psutil.pid_exists(kernel.pid)

@@ -1,4 +1,4 @@
-"""A kernel that a real Jupyter server has started, used as any front end does."""
+"""A kernel that a real Jupyter server has started, used as a front end uses it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ServedKernel(Kernel):
         return self._pid
 
     def connect(self) -> None:
-        """To the process that runs now; also after the server has restarted it."""
+        """Connect to the process that runs now, also after the server has restarted it."""
         try:
             self._pid = int(wait_until(self._running, "a running kernel", STARTS_WITHIN_S))
         except AssertionError as e:
@@ -53,7 +53,7 @@ class ServedKernel(Kernel):
         wait_until(lambda: answers(self.client), "an answer of the kernel", STARTS_WITHIN_S)
 
     def _running(self) -> int:
-        """Its pid; 0 while there is none but the one that died."""
+        """Return its pid, or 0 while there is only the one that died."""
         assert self._server.process is not None
         for process in psutil.Process(self._server.process.pid).children():
             try:
@@ -77,7 +77,7 @@ class ServedKernel(Kernel):
         self._cells.clear()
 
     def stop(self) -> None:
-        """As "Shut down kernel" does."""
+        """Shut the kernel down, as the menu does."""
         self.hang_up()
         self._server.rest("DELETE", f"api/kernels/{self.kernel_id}")
 

@@ -2,11 +2,11 @@
 
     python tests/blackbox/soak.py --hours 24 [--seed 7]
 
-Two emulated GPUs. On each live two notebooks (one with each pager) and programs under ``kiwi run``.
-The daemon of GPU 0 is killed each minute; that of GPU 1 lives from the beginning to the end, loses
-one of its movers four times a minute, and must not grow. Whatever a program reads back must be what
-it wrote. At the end the GPUs are empty and nothing is left. The seed decides who does what in which
-order, not when.
+Each of two emulated GPUs has two notebooks (one with each pager) and programs under ``kiwi run``.
+The daemon of GPU 0 is killed each minute. That of GPU 1 lives from the beginning to the end, loses
+one of its movers four times a minute, and must not grow. Each program must read back what it wrote.
+At the end the GPUs are empty and nothing is left. The seed decides who does what in which order,
+not when.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 GPUS = "2x128MiB"
 SIZES_MIB = (40, 56, 72)
-"""Of a program: two of the smallest fit, with their contexts; others do not."""
+"""Sizes of programs: two of the smallest fit with their contexts, others do not."""
 
 KILL_EVERY_S = 60.0
 REPORT_EVERY_S = 60.0
 PATIENT = "c.Kiwi.daemon_grace_s = 600.0"
 CELL_WITHIN_S = 300.0
-"""A cell waits for turns of five others and for a daemon that starts again: half a minute on a busy
-machine. What takes ten times as long hangs."""
+"""A cell waits for the turns of five others and for a daemon that restarts: half a minute on a busy
+machine. A cell that takes ten times as long hangs."""
 
 GROWTH_BYTES = 24 * MIB
-"""Of the daemon that lives throughout, from its first minutes to its end: what its history, its
-sums and the allocator's pools may still come to."""
+"""The daemon that lives throughout may grow by this from its first minutes to its end, for its
+history, its sums and the allocator's pools."""
 MORE_DESCRIPTORS = 4
 MORE_THREADS = 8
-"""Than at the beginning, when nobody is connected: pools grow to what was once needed at once."""
+"""It may have this many more threads than at the beginning, because pools keep their largest
+size."""
 
 PROGRAM = f"""{gpu_cells.PRELUDE}
 memory = Memory(int(sys.argv[1]), int(sys.argv[2]))
@@ -88,7 +89,7 @@ class Plan:
 
 
 class Run:
-    """What all actors share: when it ends, what they did, and the first thing that went wrong."""
+    """The state that all actors share: the end, the counts, and the first fault."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -125,7 +126,7 @@ class Run:
 
 
 class NotebookActor:
-    """Somebody at a notebook: works, thinks, interrupts, restarts the kernel."""
+    """A user of a notebook: works, thinks, interrupts, restarts the kernel."""
 
     ACTIONS = ("burst", "burst", "burst", "think", "check", "interrupt", "restart")
 
@@ -164,7 +165,7 @@ class NotebookActor:
         self._run.counts["checks"] += 1
 
     def _interrupt(self) -> None:
-        """In the middle of a cell that only reads: where it stops nobody knows."""
+        """Interrupt a cell that only reads, at any point."""
         cell: Cell = self._kernel.send(gpu_cells.work(30.0))
         self._run.rest(self._chance.uniform(0.05, 1.5))
         if not cell.done:
@@ -181,7 +182,7 @@ class NotebookActor:
 
 
 class ProgramActor:
-    """Somebody who runs one program after the other under ``kiwi run``, and kills some of them."""
+    """A user who runs one program after the other under ``kiwi run``, and kills some of them."""
 
     NO_DAEMON = "No Kiwi daemon"
 
@@ -208,13 +209,13 @@ class ProgramActor:
         )  # fmt: skip
         if fate is not None:
             self._run.rest(self._chance.uniform(0.1, 4.0))
-            os.killpg(process.pid, fate)  # as a terminal or a batch system does: all of it
+            os.killpg(process.pid, fate)  # a terminal or a batch system kills the whole group
         out, err = process.communicate(timeout=CELL_WITHIN_S)
         self._judge(process.returncode, out, err, fate)
 
     def _judge(self, code: int, out: str, err: str, fate: signal.Signals | None) -> None:
         if code == 1 and self.NO_DAEMON in err:
-            self._run.counts["found no daemon"] += 1  # the one of GPU 0 starts again just now
+            self._run.counts["found no daemon"] += 1  # the daemon of GPU 0 restarts at this moment
             return
         ended_well = (code, out) == (0, "INTACT\n")
         if not ended_well and (fate is None or "DAMAGED" in err or "damaged" in err):
@@ -274,7 +275,7 @@ class Size:
 
 
 class Watch:
-    """On the processes that live throughout: the supervisor, and the daemon of GPU 1."""
+    """Watches the processes that live throughout: the supervisor, and the daemon of GPU 1."""
 
     def __init__(self, box: DaemonBox) -> None:
         assert box.process is not None
@@ -286,12 +287,12 @@ class Watch:
         return {name: Size.of(pid) for name, pid in self.pids.items()}
 
     def look(self, run: Run) -> None:
-        """Once warm (a tenth of the time, an hour at most), this is what it is compared with."""
+        """Record the sizes for comparison once warm: after a tenth of the time, at most an hour."""
         if not self._warm and run.elapsed_s > min(run.plan.seconds / 10, 3600):
             self._warm = self.sizes()
 
     def grown(self) -> str:
-        """What is not flat at the end, when nobody is connected any more; "": all is."""
+        """Return what has grown at the end, when no client is connected; "" if nothing has."""
         wrong = []
         for name, now in self.sizes().items():
             before, warm = self.empty[name], self._warm.get(name, self.empty[name])
@@ -331,7 +332,7 @@ def watch_over(run: Run, watch: Watch) -> None:
 
 
 def soak(plan: Plan) -> list[str]:
-    """What went wrong."""
+    """Run the soak, and return what went wrong."""
     with ExitStack() as stack:
         stack.enter_context(nothing_left(stack.enter_context(pytest.MonkeyPatch.context())))
         box = stack.enter_context(running_daemon(GPUS, "--tq", "1"))
@@ -353,7 +354,7 @@ def soak(plan: Plan) -> list[str]:
 
 
 def balance(box: DaemonBox, steady: DaemonBox, watch: Watch) -> list[str]:
-    """Nobody is left: the GPUs are empty, the daemons as small as before, and they end well."""
+    """Check that the GPUs are empty, the daemons are as small as before, and they end in order."""
     wrong: list[str] = []
 
     def check(what: str, condition: Callable[[], bool]) -> None:
@@ -373,7 +374,7 @@ def balance(box: DaemonBox, steady: DaemonBox, watch: Watch) -> list[str]:
 
 
 COMPLAINTS = ("daemon crashed", "message not handled", "operation raised", "Traceback")
-"""What a daemon logs when it stumbles over itself."""
+"""What a daemon logs after a fault of its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,5 +1,4 @@
-"""Who may move whose memory out with ``kiwi release``, who may suspend and resume whom, and how
-many sessions a user may have."""
+"""Tests of who may release, suspend and resume whose session, and of the limit of sessions."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture(scope="module")
 def group() -> grp.struct_group:
-    """One that every system has and nobody is in by accident."""
+    """Return a group that every system has and no user is in by accident."""
     return next(one for one in grp.getgrall() if one.gr_gid not in (0, ALICE, BOB))
 
 
@@ -78,7 +77,7 @@ def test_who_may_release_whose_session(daemon: RootDaemon, group: grp.struct_gro
 def test_who_may_suspend_and_resume_whose_session(
     daemon: RootDaemon, group: grp.struct_group
 ) -> None:
-    """What an admin suspended its user cannot resume; what its user suspended an admin may."""
+    """A user cannot resume what an admin suspended; an admin can resume what a user suspended."""
     with crowd(daemon, "session", 1, uid=BOB):
         (session,) = wait_for(lambda: [one["id"] for one in daemon.status()["sessions"]], "it")
 

@@ -1,4 +1,4 @@
-"""A kernel that starts while the daemon is down waits for it, and joins as soon as it is there."""
+"""Tests that a kernel that starts without a daemon waits for one, and joins it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["short"]
 
 GRACE_S = 10.0
-"""How long a cell, or a program, waits for a daemon by default."""
+"""How long a cell or a program waits for a daemon by default."""
 
 GPU_CELL = """\
 from cuda.bindings import driver as cuda
@@ -65,7 +65,7 @@ class Cell:
 
 
 class Kernel:
-    """A plain kernel of the environment that Kiwi is installed in."""
+    """A plain kernel of the environment in which Kiwi is installed."""
 
     def __init__(self, directory: Path, env: dict[str, str]) -> None:
         self.manager = KernelManager(
@@ -86,7 +86,7 @@ class Kernel:
         return Cell(code, self.client.execute(code))
 
     def look(self, cell: Cell) -> bool:
-        """Take what has come; return whether the cell is done."""
+        """Read the messages that have come; return whether the cell is done."""
         for get in (self.client.get_iopub_msg, self.client.get_shell_msg):
             try:
                 while True:
@@ -119,8 +119,8 @@ class Kernel:
 
 @contextmanager
 def kernel(short: Path, grace_s: float = PATIENCE_S) -> Iterator[Kernel]:
-    """A kernel that waits ``grace_s`` for a daemon: longer than by default, for this machine may be
-    slow to start one."""
+    """Start a kernel that waits ``grace_s`` for a daemon. This is longer than the default, because
+    a busy machine may be slow to start one."""
     directory = short / "kernel"
     profile = directory / "ipython" / "profile_default"
     profile.mkdir(parents=True)
@@ -145,7 +145,7 @@ def answering(short: Path) -> Any:
 
 
 def was_there(short: Path, how: str) -> None:
-    """Have a daemon come and go."""
+    """Let a daemon come and go."""
     with daemon(short) as process:
         answering(short)
         if how == "told to end":

@@ -1,4 +1,4 @@
-"""``kiwi demo`` that is told to end, at whatever moment, leaves no process and no file behind."""
+"""Tests that ``kiwi demo`` leaves no process and no file when it is told to end at any moment."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMES_WITHIN_S = 120.0
-"""JupyterLab on a busy machine."""
+"""Limit for JupyterLab to appear on a busy machine."""
 
 ENDS_WITHIN_S = 150.0
-"""A kernel whose memory is out has a minute to end, and a daemon half of one."""
+"""A kernel whose memory is out has a minute to end, and a daemon has half a minute."""
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -116,7 +116,7 @@ def start_kernel(jupyterlab: re.Match[str]) -> None:
             with urllib.request.urlopen(request, timeout=COMES_WITHIN_S) as answer:
                 return bool(json.load(answer)["id"])
         except urllib.error.URLError:
-            return False  # it has an address, and does not listen yet
+            return False  # it has printed an address, and does not listen yet
 
     wait_until(started, "a kernel", COMES_WITHIN_S)
 
@@ -143,7 +143,7 @@ def test_while_memory_moves(private_tmp: Path) -> None:
 
 
 def test_in_jupyterlab(private_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a browser that it has opened, and a kernel that computes."""
+    """The demo has opened a browser, and a kernel computes."""
     opened = private_tmp / "opened"
     browser = private_tmp / "browser"
     browser.write_text(f"#!/bin/sh\ntouch {opened}\nexec sleep 600\n")
@@ -165,7 +165,7 @@ def test_in_jupyterlab(private_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [(("--no-browser", "--port", "0"), "token="), (("--headless",), "B starts a cell")],
 )
 def test_killed(private_tmp: Path, arguments: tuple[str, ...], word: str) -> None:
-    """Nobody can end in order what it has started, and it ends all the same. Its files stay."""
+    """A killed demo cannot end its children in order, and they end all the same. Its files stay."""
     demo = Demo(private_tmp, *arguments)
     demo.wait_word(word)
     if (found := demo.address()) is not None:
@@ -190,7 +190,7 @@ def test_while_jupyterlab_starts(private_tmp: Path) -> None:
 
 
 def test_a_closed_terminal(private_tmp: Path) -> None:
-    """Nothing can be written any more, either."""
+    """The demo cannot write to the terminal any more, either."""
     terminal, end = os.openpty()
     process = subprocess.Popen(
         [KIWI, "demo", "--emulate", "--size", "128MiB", "--no-browser", "--port", "0"],

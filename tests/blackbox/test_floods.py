@@ -1,6 +1,6 @@
-"""Floods of every message by one user: another user's session is served, soon, every time.
+"""Tests that another user's session is served during a flood of each message by one user.
 
-How soon exactly is measured by ``benchmarks/bench_floods.py``; no test judges a clock tightly.
+``benchmarks/bench_floods.py`` measures the waits; no test judges them tightly.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 PROTOCOL = Path(__file__).parents[2] / "docs/protocol.md"
 BURSTS = 40
 SOON_S = 5.0
-"""Before there were turns, it took up to six seconds, and some waited for ever. The benchmarks
-judge how much shorter the waits are (0.25 s): here the machine may be busy."""
+"""Without turns it took up to six seconds, and some waited for ever. The benchmarks measure the
+real waits (0.25 s): here the machine may be busy."""
 
 JOINED_S = 20.0
-"""Likewise, for the start of the program that is served, too."""
+"""The same for the start of the program that is served."""
 
 
 def other_messages() -> list[str]:

@@ -1,4 +1,4 @@
-"""Connections that say nothing: at a daemon's socket, and at the port of ``--metrics``."""
+"""Tests of connections that send nothing, at a daemon's socket and at the port of ``--metrics``."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 IDLE = 400
-"""More than a supervisor with the usual limit of descriptors could bear, where each is kept."""
+"""More than a supervisor with the usual limit of descriptors could keep."""
 
 FEW_DESCRIPTORS = 256
 
 JOINED_S = 20.0
-"""A session joins in this time while another user opens connections in a loop. It takes
-milliseconds on a quiet machine; the benchmarks judge how long."""
+"""A session joins within this time while another user opens connections in a loop. It takes
+milliseconds on a quiet machine; the benchmarks measure it."""
 
 
 def descriptors(pid: int) -> int:
@@ -77,7 +77,7 @@ def test_who_says_nothing_is_shown_out_soon(daemon: RootDaemon) -> None:
 
 @pytest.fixture
 def serving() -> Iterator[tuple[RootDaemon, str]]:
-    """A daemon with few descriptors that serves metrics, and their address."""
+    """Run a daemon with few descriptors that serves metrics; yield both and their address."""
     with root_daemon("--metrics", "127.0.0.1:0", descriptors=FEW_DESCRIPTORS) as one:
         found = re.search(r"metrics at (http://\S+)", one.log())
         assert found, one.log()
@@ -85,8 +85,8 @@ def serving() -> Iterator[tuple[RootDaemon, str]]:
 
 
 def test_idle_scrapers_cost_the_supervisor_little(serving: tuple[RootDaemon, str]) -> None:
-    """They come and say nothing, or a byte now and then. A daemon that is killed meanwhile is
-    started again, and the metrics are served."""
+    """They connect and send nothing, or a byte at times. A daemon that is killed meanwhile is
+    restarted, and the metrics are served."""
     daemon, url = serving
     supervisor = daemon.process.pid
     host, port = url.removeprefix("http://").removesuffix("/metrics").split(":")
@@ -107,7 +107,7 @@ def test_idle_scrapers_cost_the_supervisor_little(serving: tuple[RootDaemon, str
             try:
                 with urlopen(url, timeout=PATIENCE_S) as answer:
                     return "kiwi_up" in answer.read().decode()
-            except OSError:  # no place just now
+            except OSError:  # there is no place at the moment
                 return False
 
         assert wait_for(scraped, "a scrape")

@@ -1,10 +1,10 @@
-"""Anybody may be killed, in any state, with either pager: who lives loses nothing.
+"""Tests that any process may be killed in any state with either pager: survivors lose nothing.
 
 A mover is a worker process that calls the driver for the daemon. All of them are killed at once.
-While memory moves by the driver, there is also a case that kills only the one that makes the call.
+While the driver moves memory, another case kills only the one that makes the call.
 
-CI runs each killed process in each state once, the pagers in turn (36 cases); ``make blackbox``
-runs all 72, and the two of the busy mover.
+CI runs each killed process in each state once, with alternating pagers (36 cases). ``make
+blackbox`` runs all 72, and the two of the busy mover.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Arena:
-    """One stage for many cases; a fresh one after a case that failed."""
+    """One stage for many cases; a failed case is followed by a new stage."""
 
     def __init__(self, pager: str) -> None:
         self._pager = pager
@@ -44,7 +44,7 @@ class Arena:
             self._stage = None
 
     def end(self) -> None:
-        """In good order; nothing may be left in the GPU."""
+        """End in order; nothing may be left in the GPU."""
         try:
             if self._stage is not None:
                 self._stage.leave_nothing()
@@ -61,8 +61,8 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
 
 
 def cases(first: int) -> pytest.MarkDecorator:
-    """By state. CI runs every other one, beginning with the number ``first``: the other pager runs
-    those that this one leaves out. They are marked ``slow``."""
+    """Parametrise by state. CI runs every other case from number ``first`` on: the other pager runs
+    those that this one omits. They are marked ``slow``."""
     return pytest.mark.parametrize(
         ("state", "who"),
         [
@@ -73,7 +73,7 @@ def cases(first: int) -> pytest.MarkDecorator:
     )
 
 
-# A class for each pager: what runs tests side by side keeps a class together, and so a stage.
+# One class per pager: parallel test runs keep a class together, and so a stage.
 
 
 @pytest.mark.timeout(240)

@@ -1,4 +1,4 @@
-"""A program's child that uses the GPU, too, is killed: its parent and everybody else get on."""
+"""Tests that the parent and all others continue when a program's child on the GPU is killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ child = Child()
 @pytest.mark.parametrize("leader", ["parent", "child"])
 @pytest.mark.parametrize("when", ["paged-out", "paging-in", "paging-out"])
 def test_killed(when: str, leader: str) -> None:
-    """``leader``: who of the two has more memory, and so takes longer to move. The moves are slow,
+    """``leader`` is the process with more memory, which takes longer to move. The moves are slow,
     so that a busy machine sees each of them."""
     mine, its = (100, 40) if leader == "parent" else (40, 100)
     args = ("--idle-after", "0.5", "--tq", "600", "--emulate-copy-rate", "40MiB")

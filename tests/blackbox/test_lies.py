@@ -1,4 +1,4 @@
-"""Numbers that a library could send and that cannot be true: nobody else pays for them."""
+"""Tests that false numbers from a library cost only its own program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def daemon() -> Iterator[RootDaemon]:
 
 
 class Library:
-    """What the preloaded library says, said by this process."""
+    """This process plays the preloaded library."""
 
     def __init__(self, path: str) -> None:
         self._sock = socket.socket(socket.AF_UNIX)
@@ -44,7 +44,7 @@ class Library:
         return message
 
     def heard_of(self) -> None:
-        """All that was said has been handled."""
+        """Wait until the daemon has handled everything that was sent."""
         self.say("ping")
         self.hear("pong")
 

@@ -1,4 +1,4 @@
-"""The daemon is killed while notebooks are out, and what it had written down is lost."""
+"""Tests of a daemon that is killed while notebooks are out, and whose roster is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB_EACH = 150
 
 
 def notebook(stack: ExitStack, box: KiwiBox, name: str, pager: str) -> Kernel:
-    """A kernel that has filled its share of the GPU."""
+    """Start a kernel that has filled its share of the GPU."""
     env = {"KIWI_SOCKET_DIR": str(box.directory), "JPY_SESSION_NAME": f"/home/{name}.ipynb"}
     if pager == "inprocess":
         env |= {one: box.program_env[one] for one in OURS if one in box.program_env}

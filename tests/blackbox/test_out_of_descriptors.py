@@ -1,4 +1,4 @@
-"""The daemon runs out of descriptors: those who are out lose nothing by it."""
+"""Tests that paged-out programs lose nothing when the daemon runs out of descriptors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 DESCRIPTORS = 64
 HELLO = {"type": "hello", "protocol": 1, "role": "observer", "client": "test"}
 LOOKS_FOR_S = 12.0
-"""Twice as long as between two looks of the daemon at everybody."""
+"""Twice the interval between two of the daemon's periodic looks."""
 
 
 def test_programs_that_are_out_come_back() -> None:
-    """What they take in the GPU is known as before: else they would wait for a GPU that nobody else
-    uses, and a program outside Kiwi uses it all the time."""
+    """The daemon still knows their sizes. Otherwise they would wait for an unused GPU, and a
+    program outside Kiwi uses it all the time."""
     with running_box("1x256MiB", "--tq", "2", descriptors=DESCRIPTORS) as box, ExitStack() as calls:
         outside = box.outside(ANSWERING)
         assert outside.get("take(2)") == "None"
@@ -61,7 +61,7 @@ def out_bytes(status: dict[str, Any]) -> dict[str, int]:
 
 @contextmanager
 def call(path: Path) -> Iterator[None]:
-    """A connection that stays, whether or not it is answered."""
+    """Keep a connection open, whether or not it is answered."""
     with socket.socket(socket.AF_UNIX) as one:
         one.settimeout(5.0)
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A program whose memory is out comes back, whatever happens to it and to the GPU meanwhile."""
+"""Tests that a paged-out program comes back, whatever happens to it and the GPU meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ck(driver.cuCheckpointProcessLock({pid}, arguments))
 print("locked", flush=True)
 """
 )
-"""What another tool may do, and what a daemon leaves behind that is killed at the wrong moment."""
+"""What another tool may do, and what a daemon leaves that is killed at the wrong moment."""
 
 
 def is_out(session: dict[str, Any]) -> bool:
@@ -46,14 +46,14 @@ def two_of_which_the_second_is_out(box: KiwiBox) -> tuple[Program, Program]:
 
 
 def test_room_taken_by_a_program_outside() -> None:
-    """While nothing fits nobody gets on; once that program has ended, everybody does."""
+    """While nothing fits, no program continues; once the outside program has ended, all do."""
     with running_box("1x256MiB", *ARGS) as box:
         first, second = two_of_which_the_second_is_out(box)
         hog = box.outside(GREEDY)
         assert hog.answer() == "begun"
         second.ask("intact()")
         box.wait_session("first", lambda s: s["paged_out_bytes"], "the first made room")
-        with pytest.raises(AssertionError):  # while the scheduler tries again and again
+        with pytest.raises(AssertionError):  # while the scheduler keeps trying
             second.answer(TRIES_FOR_S)
         hog.kill()
         assert second.answer(120.0) == "True"
@@ -62,7 +62,7 @@ def test_room_taken_by_a_program_outside() -> None:
 
 
 def test_locked_by_somebody_else() -> None:
-    """The driver holds it: its library, told to move the rest, would never answer."""
+    """The driver holds it: its library would not answer an order to move the rest."""
     with running_box("1x256MiB", *ARGS) as box:
         first, second = two_of_which_the_second_is_out(box)
         tool = box.outside(LOCK.format(pid=second.get_pid()))

@@ -1,5 +1,5 @@
-"""Each file, socket and directory that Kiwi makes has the owner and the mode that
-docs/security.md says, whatever the umask of those who start it."""
+"""Tests that each file, socket and directory of Kiwi has the owner and the mode in
+docs/security.md, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def judge(table: list[Row], places: Mapping[str, Path], uid: int, *, root: bool) -> set[str]:
-    """All that is there is as the table says; the names of it."""
+    """Check everything that exists against the table, and return its names."""
     made = list(found_in(places))
     told = [said for one in made if (said := wrong(one, table, uid, root=root))]
     assert not told, "\n".join(told)
@@ -66,7 +66,7 @@ def judge(table: list[Row], places: Mapping[str, Path], uid: int, *, root: bool)
 
 @contextmanager
 def base(uid: int) -> Iterator[Path]:
-    """A directory of the user, which others may look into."""
+    """Return a directory of the user that others may read."""
     directory = Path(tempfile.mkdtemp(prefix="p"))
     directory.chmod(0o755)
     os.chown(directory, uid, -1)
@@ -78,7 +78,7 @@ def base(uid: int) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[Path]:
-    """A cache, built by ``kiwi bench`` under the umask 000, and what it wrote."""
+    """Build a cache with ``kiwi bench`` under the umask 000; return it and what it wrote."""
     with base(os.geteuid()) as directory, umask(0o000):
         env = {**os.environ, "XDG_CACHE_HOME": str(directory / "above" / "cache")}
         subprocess.run(
@@ -136,7 +136,7 @@ def test_what_a_command_makes_on_its_way(command: str, built: Path, table: list[
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("mask", UMASKS, ids="{:03o}".format)
 def test_a_user_whose_notebook_starts_the_daemon(mask: int, built: Path, table: list[Row]) -> None:
-    """A Jupyter server of a user of the machine; its first kernel starts the daemon."""
+    """A user of the machine runs a Jupyter server, whose first kernel starts the daemon."""
     uid = ALICE if ROOT else os.geteuid()
     with base(uid) as directory, umask(mask), ExitStack() as stack:
         sockets = directory / "above" / "kiwi"
@@ -165,7 +165,7 @@ def test_a_user_whose_notebook_starts_the_daemon(mask: int, built: Path, table: 
 
 
 def end_daemon(sockets: Path) -> None:
-    """The one that a notebook has started: nobody's child."""
+    """End the daemon that a notebook has started, which is no child of this process."""
     for lock in sockets.glob("GPU-*.lock"):
         with suppress(psutil.NoSuchProcess):
             daemon = psutil.Process(int(lock.read_text()))
@@ -179,7 +179,7 @@ def end_daemon(sockets: Path) -> None:
 def initialise(sockets: Path, built: Path, uid: int) -> None:
     """Initialise root's emulated driver as another user."""
     (library,) = (built / "above/cache/kiwi").glob("emulator-*/libcuda.so.1")
-    # The user may read this Python, wherever it lies; that gives no right to write.
+    # The user may read this Python, wherever it is; this gives no right to write.
     reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     code = f"import ctypes; raise SystemExit(ctypes.CDLL({str(library)!r}).cuInit(0))"
     subprocess.run(
@@ -194,7 +194,7 @@ def initialise(sockets: Path, built: Path, uid: int) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("mask", UMASKS, ids="{:03o}".format)
 def test_a_root_daemon(mask: int, built: Path, table: list[Row]) -> None:
-    """As systemd starts it, for everybody, in a directory that is not there."""
+    """systemd starts it like this for everybody, in a directory that does not exist."""
     with base(0) as directory, umask(mask), ExitStack() as stack:
         sockets, state = directory / "above" / "kiwi", directory / "elsewhere" / "state"
         args = ("--state-dir", str(state), "--tq", "0.3")

@@ -1,6 +1,6 @@
-"""One user takes all they can get of a daemon; another user, and root, are served all the same.
+"""Tests that other users and root are served although one user takes everything they can.
 
-The installed ``kiwi`` with a root daemon; users are played by ``setpriv``.
+The tests use the installed ``kiwi`` with a root daemon; ``setpriv`` plays the users.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FEW_DESCRIPTORS = 2000
-"""With so many the daemon's limits are about a fifth of what they are elsewhere: quick to reach."""
+"""With so few, the daemon's limits are about a fifth of the usual ones, and reached quickly."""
 
 MORE_THAN_A_SHARE = 320
 FULL = "too-many-sessions"
@@ -108,7 +108,7 @@ def test_the_queue_is_shared_and_who_waits_outside_it_gets_in(daemon: RootDaemon
 
 
 def test_a_program_waits_for_a_place_and_does_not_run_without_kiwi(daemon: RootDaemon) -> None:
-    """``kiwi run`` of a user whose share is full: it says so, waits, and starts when there is
+    """``kiwi run`` of a user whose share is used up says so, waits, and starts when there is
     room."""
     with crowd(daemon, "session", MORE_THAN_A_SHARE, uid=ALICE) as said:
         assert said[FULL]
@@ -121,9 +121,9 @@ def test_a_program_waits_for_a_place_and_does_not_run_without_kiwi(daemon: RootD
         assert process.stderr is not None
         first = process.stderr.readline()
         assert "waits for a place" in first, first
-        time.sleep(2.5)  # two more attempts: it must not begin by itself
+        time.sleep(2.5)  # two more attempts: the program must not start by itself
         assert process.poll() is None
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "it runs\n"), err
-    said = (first + err).replace("without Kiwi's gate", "")  # nobody could compile that for it
+    said = (first + err).replace("without Kiwi's gate", "")  # this user could not compile the gate
     assert "without Kiwi" not in said

@@ -1,4 +1,4 @@
-"""A short soak: everything at once for half a minute. ``make soak HOURS=24`` is the long one."""
+"""Tests of everything at once for half a minute. ``make soak HOURS=24`` runs the long version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 36
 
 @pytest.mark.timeout(400)
 def test_a_short_soak() -> None:
-    """Who does what in which order is always the same; when, and so what meets what, is not."""
+    """The seed fixes who does what in which order, but not when."""
     done = subprocess.run(
         [sys.executable, SOAK, "--hours", str(SECONDS / 3600), "--seed", "1"],
         capture_output=True, text=True, timeout=360, check=False,
@@ -28,7 +28,7 @@ def test_a_short_soak() -> None:
 
 
 def test_a_failure_is_told() -> None:
-    """Where no daemon can run, the verdict says so, and the exit code, too."""
+    """If no daemon can run, the verdict and the exit code say so."""
     done = subprocess.run(
         [sys.executable, SOAK, "--hours", "0.001", "--seed", "1"], env={"PATH": "/usr/bin:/bin",
         "TMPDIR": "/tmp", "KIWI_STATE_DIR": "/proc/nowhere"},

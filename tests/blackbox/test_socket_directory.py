@@ -1,4 +1,4 @@
-"""The socket directory goes away: the daemon is found again, and stays the only one."""
+"""Tests that a daemon whose socket directory is removed is found again and stays the only one."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ print("has", flush=True)
 time.sleep(float(sys.argv[2]))
 ok(cuda.cuMemFree(memory))
 """
-"""Takes so many bytes of GPU memory for so many seconds."""
+"""A program that takes the given bytes of GPU memory for the given seconds."""
 
 
 def started_by_itself(short: Path, *more: str) -> dict[str, str]:
-    """The environment of a user whose daemon is started by the first program."""
+    """Return the environment of a user whose first program starts the daemon."""
     args = " ".join(["--emulate", "1x64MiB", *more])
     return environment(KIWI_SOCKET_DIR=str(short / "s"), KIWI_DAEMON_ARGS=args)
 
@@ -97,7 +97,7 @@ def test_it_comes_back_without_being_asked_for(short: Path) -> None:
 
 
 def test_two_programs_that_do_not_fit_share_one_gpu(short: Path) -> None:
-    """One has memory when the directory goes; the other one comes after it."""
+    """One has memory when the directory disappears; the other one comes after it."""
     env = started_by_itself(short)
     program = [str(KIWI), "run", "--require", "--", sys.executable, "-c", HOLD]
     log = short / "log"
@@ -142,7 +142,7 @@ def test_many_that_come_at_once_start_no_second_one(short: Path) -> None:
 
 
 def abstract_names(pid: int) -> list[str]:
-    """The abstract sockets that process ``pid`` listens at, as the system lists them."""
+    """Return the abstract sockets on which process ``pid`` listens, from the system's list."""
     inodes = {
         os.readlink(entry).removeprefix("socket:[").rstrip("]")
         for entry in Path(f"/proc/{pid}/fd").iterdir()

@@ -1,4 +1,4 @@
-"""Another user of the machine cannot have code of theirs run as me by posing as my daemon.
+"""Tests that another user cannot run code as me by posing as my daemon.
 
 Mallory runs a real daemon, opens its socket to everybody, and puts it where Alice's programs look.
 """
@@ -38,7 +38,7 @@ COMPILED_S = 300.0
 pytestmark = [needs_users, pytest.mark.timeout(2 * COMPILED_S)]
 
 SHOW = ["/usr/bin/env", "-0"]
-"""A program that shows its environment."""
+"""A program that prints its environment."""
 
 
 def shown(text: str) -> dict[str, str]:
@@ -47,8 +47,9 @@ def shown(text: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a first daemon and a first ``kiwi run`` compile, so that not each user waits for it: the
-    library for programs takes a quiet machine five seconds, and a busy one a minute."""
+    """Return what a first daemon and a first ``kiwi run`` compile, so that not every user waits for
+    it. The library for programs takes five seconds on a quiet machine, and a minute on a busy
+    one."""
     directory = tmp_path_factory.mktemp("cache")
     sockets = tmp_path_factory.mktemp("sockets")
     env = environment(XDG_CACHE_HOME=str(directory), KIWI_SOCKET_DIR=str(sockets))
@@ -67,7 +68,8 @@ def directory_of(uid: int, path: Path, mode: int = 0o755) -> Path:
 
 
 def home(path: Path, cache: Path) -> dict[str, str]:
-    """Give the owner of ``path`` a filled cache there; return what makes it their home."""
+    """Give the owner of ``path`` a filled cache, and return the environment that makes it their
+    home."""
     if not (path / "cache").exists():
         shutil.copytree(cache, path / "cache")
         owner = path.stat().st_uid
@@ -78,7 +80,7 @@ def home(path: Path, cache: Path) -> dict[str, str]:
 
 @contextmanager
 def daemon(uid: int, home_directory: Path, sockets: Path, cache: Path) -> Iterator[Path]:
-    """Run a daemon of user ``uid``; yields its socket."""
+    """Run a daemon of user ``uid``, and yield its socket."""
     log = home_directory / "log"
     command = [str(KIWI), "daemon", "--emulate", "1x64MiB", "--socket-dir", str(sockets)]
     before = as_user(uid) if uid else []
@@ -93,7 +95,7 @@ def daemon(uid: int, home_directory: Path, sockets: Path, cache: Path) -> Iterat
 
 @pytest.fixture
 def mallorys(short: Path, cache: Path) -> Iterator[Path]:
-    """The socket of Mallory's daemon, which everybody may use."""
+    """Run Mallory's daemon, and yield its socket, which everybody may use."""
     short.chmod(0o755)
     place = directory_of(MALLORY, short / "mallory")
     with daemon(MALLORY, place, place / "s", cache) as path:
@@ -104,13 +106,13 @@ def mallorys(short: Path, cache: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def alice(short: Path, cache: Path) -> dict[str, str]:
-    """Alice's environment."""
+    """Return Alice's environment."""
     short.chmod(0o755)
     return environment(**home(directory_of(ALICE, short / "alice"), cache))
 
 
 def link_in_the_temporary_directory(short: Path, socket: Path) -> dict[str, str]:
-    """``kiwi-<uid>`` in a temporary directory that all share, before Alice has made it."""
+    """Mallory makes ``kiwi-<uid>`` in a shared temporary directory before Alice does."""
     open_to_all = directory_of(0, short / "open", 0o1777)
     os.link(socket, open_to_all / socket.name)
     shared = directory_of(0, short / "tmp", 0o1777)
@@ -120,14 +122,14 @@ def link_in_the_temporary_directory(short: Path, socket: Path) -> dict[str, str]
 
 
 def open_directory(short: Path, socket: Path) -> dict[str, str]:
-    """As ``KIWI_SOCKET_DIR=/tmp``."""
+    """As with ``KIWI_SOCKET_DIR=/tmp``."""
     shared = directory_of(0, short / "tmp", 0o1777)
     os.link(socket, shared / socket.name)
     return {"KIWI_SOCKET_DIR": str(shared)}
 
 
 def directory_of_mallory(short: Path, socket: Path) -> dict[str, str]:
-    """The temporary directory's ``kiwi-<uid>``, made by Mallory first."""
+    """Mallory makes the temporary directory's ``kiwi-<uid>`` first."""
     shared = directory_of(0, short / "tmp", 0o1777)
     theirs = directory_of(MALLORY, shared / f"kiwi-{ALICE}")
     os.link(socket, theirs / socket.name)
@@ -135,14 +137,14 @@ def directory_of_mallory(short: Path, socket: Path) -> dict[str, str]:
 
 
 def directory_of_root(short: Path, socket: Path) -> dict[str, str]:
-    """A socket that root has let into a directory of its own is still Mallory's."""
+    """A socket in a directory of root's is still Mallory's."""
     roots = directory_of(0, short / "run")
     os.link(socket, roots / socket.name)
     return {"KIWI_SOCKET_DIR": str(roots)}
 
 
 def socket_that_looks_like_roots(short: Path, socket: Path) -> dict[str, str]:
-    """All that can be seen of the file is root's; only who listens is not."""
+    """Everything visible of the file is root's, but Mallory listens."""
     env = directory_of_root(short, socket)
     os.chown(socket, 0, 0)
     return env
@@ -222,7 +224,7 @@ def test_a_notebook_loads_nothing_of_a_strangers(
 def test_her_own_daemon_and_roots_are_used(
     whose: int, short: Path, mallorys: Path, alice: dict[str, str], cache: Path
 ) -> None:
-    """Mallory's beside them does no harm."""
+    """Mallory's daemon beside them does no harm."""
     keeper = directory_of(whose, short / "keeper")
     sockets = directory_of(whose, short / "s", 0o755)
     with daemon(whose, keeper, sockets, cache) as socket:
@@ -245,8 +247,8 @@ def test_her_own_daemon_and_roots_are_used(
 def test_a_library_in_a_shared_cache_is_not_loaded(
     how: str, why: str, short: Path, alice: dict[str, str], cache: Path
 ) -> None:
-    """``XDG_CACHE_HOME=/tmp``: Mallory has filled ``kiwi`` there, where Alice's daemon loads its
-    emulated driver from."""
+    """With ``XDG_CACHE_HOME=/tmp``, Mallory has filled ``kiwi`` there, from where Alice's daemon
+    loads its emulated driver."""
     shared = directory_of(0, short / "tmp", 0o1777)
     if how == "a link to hers":
         (shared / "kiwi").symlink_to(directory_of(MALLORY, short / "hers"))

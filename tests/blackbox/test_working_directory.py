@@ -1,4 +1,4 @@
-"""Files in the working directory are a user's: Kiwi runs none of them."""
+"""Tests that Kiwi runs no files from the working directory, which belongs to the user."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["short"]
 ROOT = Path(__file__).parents[2]
 
 INNOCENT = ("queue", "json", "select", "asyncio", "msgspec", "structlog", "sitecustomize", "random")
-"""Names that people give to files of their own, and that Python or Kiwi imports, too."""
+"""Names that people give to their own files, and that Python or Kiwi imports."""
 
 
 @pytest.fixture
 def innocent(tmp_path: Path) -> Path:
-    """A working directory with files that say, in ``ran``, who imported them."""
+    """Return a working directory whose files record in ``ran`` who imported them."""
     directory = tmp_path / "work"
     directory.mkdir()
     said = directory / "ran"
@@ -76,7 +76,7 @@ def test_the_other_commands(words: tuple[str, ...], innocent: Path, short: Path)
 
 @pytest.mark.parametrize("here", [".", ""])
 def test_from_a_checkout_named_by_pythonpath(tmp_path: Path, short: Path, here: str) -> None:
-    """The daemon is the checkout's, too, and not an installed one."""
+    """The daemon also comes from the checkout, not from an installed Kiwi."""
     checkout = tmp_path / "checkout"
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "kiwi_core", checkout / "kiwi_core", ignore=skip)

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from stopped import is_stopped
 
 from kiwi_core.wire.messages import Acquire, EndBurst, Granted, Ping, Withdraw
 from tests.client.processes import line, program, tell
@@ -264,7 +265,7 @@ def test_a_frozen_process_misses_nothing(daemon: ScriptedDaemon) -> None:
         daemon.await_heard(Acquire)
         eventually(lambda: held)
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: _is_stopped(process.pid))
+        eventually(lambda: is_stopped(process.pid))
         frozen_until_s = time.monotonic() + 4.0  # the one wait that is the matter itself
         eventually(lambda: time.monotonic() > frozen_until_s)
         daemon.obey(*held[0])
@@ -274,11 +275,6 @@ def test_a_frozen_process_misses_nothing(daemon: ScriptedDaemon) -> None:
     assert process.returncode == 0
     assert len(daemon.peers) == 1
     assert daemon.heard(Withdraw) == []
-
-
-def _is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()[0] == "T"
 
 
 def test_a_child_program_does_not_inherit_the_connection(daemon: ScriptedDaemon) -> None:

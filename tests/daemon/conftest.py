@@ -1,4 +1,4 @@
-"""Real daemons on emulated GPUs and small programs as their sessions, with their books checked."""
+"""Fixtures: real daemons on emulated GPUs, and small programs as their sessions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from checks import unharmed
 from daemon import Daemon, running_daemon
+from preloaded_program import PreloadedProgram
 from session_program import SessionProgram
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Daemon]]:
-    """Starts daemons like ``running_daemon``; at the end all are stopped, none has crashed by
-    itself, and what their journals say is what the scheduler still decides."""
+    """Start daemons like ``running_daemon``. At the end stop them all, check that none has crashed,
+    and that a replay of their journals makes the same decisions."""
     with ExitStack() as stack:
         made: list[Daemon] = []
 
@@ -34,7 +35,7 @@ def start() -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture
 def program() -> Iterator[Callable[..., SessionProgram]]:
-    """Makes session programs; all are ended."""
+    """Start session programs, and end them after the test."""
     made: list[SessionProgram] = []
 
     def make(
@@ -48,3 +49,16 @@ def program() -> Iterator[Callable[..., SessionProgram]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def preloaded() -> Iterator[Callable[..., PreloadedProgram]]:
+    """Start plain CUDA programs under the library, and end them after the test."""
+    with ExitStack() as stack:
+
+        def make(daemon: Daemon, **env: str) -> PreloadedProgram:
+            one = PreloadedProgram(daemon, **env)
+            stack.callback(one.close)
+            return one
+
+        yield make

@@ -1,4 +1,4 @@
-"""Daemons that end, hang or come back while preloaded programs live on, and the other way round."""
+"""Tests of daemons that end, hang or return while preloaded programs run on, and vice versa."""
 
 from __future__ import annotations
 
@@ -13,44 +13,20 @@ from cuda_processes import Worker, WorkerError
 from daemon import wait_until
 from talker import Talker
 
-from kiwi_core import emulator, preload
 from kiwi_core.sched import events as ev
 from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from daemon import Daemon
 
     from kiwi_core.wire.status import SessionStatus
 
 Start = "Callable[..., Daemon]"
-Make = "Callable[[Daemon, int], Worker]"
+Make = "Callable[..., PreloadedProgram]"
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
 IMPATIENT = {"KIWI_PRELOAD_SILENCE_S": "2", "KIWI_PRELOAD_ALONE_S": "1"}
-
-
-@pytest.fixture
-def preloaded() -> Iterator[Callable[[Daemon, int], Worker]]:
-    """Makes plain CUDA programs under the library; all are ended."""
-    made: list[Worker] = []
-
-    def make(daemon: Daemon, size_mib: int) -> Worker:
-        environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
-        environment |= preload.environment(preload.library(), environment) | IMPATIENT
-        one = Worker(environment)
-        made.append(one)
-        one.do(f"init(); size = {size_mib * MIB}; p = alloc(size); before = fill(p, 1, size)")
-        return one
-
-    yield make
-    for one in made:
-        one.close()
-
-
-INTACT = "digest(p, size) == before"
 
 
 def out(daemon: Daemon, worker: Worker) -> None:
@@ -62,35 +38,37 @@ def out(daemon: Daemon, worker: Worker) -> None:
 
 
 def wholly_in(session: SessionStatus) -> bool:
-    """A daemon that has just started may have to look twice."""
+    """Return whether all memory is in the GPU. A new daemon may have to look twice."""
     return session.resident_bytes >= 64 * MIB and session.paged_out_bytes == 0
 
 
 def test_all_daemons_are_killed_while_memory_is_out(start: Start, preloaded: Make) -> None:
     daemon = start("1x128MiB", "--idle-after", "0.3")
-    one = preloaded(daemon, 64)
+    one = preloaded(daemon, **IMPATIENT)
+    one.take(64)
     out(daemon, one)
     daemon.kill_all()
-    assert one.get(INTACT) is True, "it came back by itself"
+    assert one.intact(), "it came back by itself"
     daemon.start()
     daemon.wait_for(lambda s: s.sessions and wholly_in(s.sessions[0]), "it is known")
     assert [session.pid for session in daemon.status().sessions] == [one.pid]
     out(daemon, one)
-    assert one.get(INTACT) is True
+    assert one.intact()
 
 
 @pytest.mark.parametrize("where", ["in", "out"])
 def test_a_daemon_that_hangs(start: Start, preloaded: Make, where: str) -> None:
-    """Stopped, it neither answers nor closes its connections; and then it goes on."""
+    """A stopped daemon neither answers nor closes its connections; later it continues."""
     daemon = start("1x128MiB", "--idle-after", "0.3")
-    one = preloaded(daemon, 64)
+    one = preloaded(daemon, **IMPATIENT)
+    one.take(64)
     daemon.wait_state(one.pid, "idle")
     if where == "out":
         out(daemon, one)
     child = daemon.status().daemon_pid
     os.kill(child, signal.SIGSTOP)
     try:
-        assert one.get(INTACT) is True, "it goes on without the daemon"
+        assert one.intact(), "it goes on without the daemon"
     finally:
         os.kill(child, signal.SIGCONT)
     daemon.wait_for(
@@ -98,7 +76,7 @@ def test_a_daemon_that_hangs(start: Start, preloaded: Make, where: str) -> None:
         "it knows how things are",
     )
     out(daemon, one)
-    assert one.get(INTACT) is True
+    assert one.intact()
 
 
 ASKS_FOR_ROOM = """
@@ -114,11 +92,11 @@ with Talker(Path({path!r})) as talker:
 
 
 def test_a_child_that_dies_while_it_waits_for_room_wants_none(start: Start, program: Any) -> None:
-    """Its session lives on, and so would the wish: until the scheduler's patience ends."""
+    """Its session lives on, and so would the wish, until the scheduler's patience ends."""
     daemon = start("1x64MiB")
     holder, parent = program(daemon), program(daemon)
     holder.take(40, 1)
-    holder.worker.do("begin()")  # has the rest of the GPU, and goes on
+    holder.worker.do("begin()")  # has the rest of the GPU, and continues
     code = ASKS_FOR_ROOM.format(path=str(daemon.sockets()[0]), size=40 * MIB)
     parent.worker.do(
         "import subprocess, sys\n"
@@ -132,7 +110,7 @@ def test_a_child_that_dies_while_it_waits_for_room_wants_none(start: Start, prog
         assert (gone.session, gone.request) == (wanted[0].session, wanted[0].request)
         assert not recorded(daemon, ev.SessionLost)
     finally:
-        with suppress(WorkerError):  # it may not have come so far
+        with suppress(WorkerError):  # the test may have failed before this
             parent.worker.do("child.kill(); child.wait()")
         holder.worker.do("client.end_burst()")
 

@@ -1,4 +1,4 @@
-"""Memory that comes back before it is used, and memory that somebody else sends out."""
+"""Tests of memory that is brought back before use, and of memory that another client sends out."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_room_is_made_only_of_what_has_been_idle_a_while(start: Start, program: 
     wait_until(lambda: one.worker.get("client.bring_back()")[0], "the other one has been idle")
     daemon.wait_state(one.pid, "idle")
     daemon.wait_state(other.pid, "paged-out")
-    # And what has just been brought back is not sent out again for the next guess.
+    # Memory that was just brought back is not sent out again for the next hint.
     begun, why = other.worker.get("client.bring_back()")
     assert not begun
     assert "just now" in why

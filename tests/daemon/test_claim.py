@@ -1,4 +1,4 @@
-"""One daemon per GPU and user, whatever their socket directories are."""
+"""Tests that each GPU and user has one daemon, whatever the socket directories are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HERE, THERE = Path("/run/user/1/kiwi/GPU.sock"), Path("/tmp/kiwi-1/GPU.sock")
 
 @pytest.fixture
 def gpu() -> str:
-    """A GPU that no other test has: names are the whole machine's."""
+    """Return a GPU that no other test uses, since names apply to the whole machine."""
     return f"GPU-{uuid.uuid4()}"
 
 
@@ -58,7 +58,7 @@ async def _first_and_second(gpu: str) -> None:
     assert f"pid {os.getpid()}" in error.message
     assert str(HERE) in error.message
     assert f"KIWI_SOCKET_DIR={HERE.parent}" in error.remedy
-    reached = False  # it leaves
+    reached = False  # the daemon leaves
     assert not await asked_by(second)
     assert second.holder_path == ""
     assert other.try_take(), "another GPU is free"
@@ -115,7 +115,7 @@ def test_a_name_where_nobody_listens_is_no_daemons(
 def test_a_name_where_nobody_answers_is_not_believed_for_ever(
     gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose queue of connections a stranger keeps full."""
+    """For example, a stranger keeps the queue of connections full."""
     monkeypatch.setattr(claims, "SILENT_ASKS", 3)
     monkeypatch.setattr(claims, "ASK_WITHIN_S", 0.1)
     with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as queued:
@@ -127,7 +127,7 @@ def test_a_name_where_nobody_answers_is_not_believed_for_ever(
 
 
 def test_a_full_queue_is_not_taken_at_once(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every local user can fill it: the daemon has other things to do in between."""
+    """Every local user can fill the queue, so the daemon does other work between two attempts."""
     monkeypatch.setattr(claims, "PAUSE_S", 3600.0)
     asyncio.run(_full_queue(gpu))
 
@@ -195,7 +195,7 @@ async def _asked_in_a_flood(first: GpuClaim, gpu: str) -> None:
         return True
 
     first.serve(asked)
-    while came < 10 * claims.BACKLOG:  # the test's time limit ends it if nobody floods
+    while came < 10 * claims.BACKLOG:  # without a flood, the test's time limit ends this loop
         await asyncio.sleep(0.01)
     second = GpuClaim(gpu, THERE)
     while not second.holder_path:
@@ -248,7 +248,7 @@ def no_descriptors() -> Iterator[None]:
 
 
 def exit_status(do: Callable[[], object]) -> int:
-    """Of a process that has done ``do``."""
+    """Return the exit status of a process that runs ``do``."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""One process and its connections: lost ones, second ones, forks, goodbyes."""
+"""Tests of one process and its connections: lost ones, second ones, forks, goodbyes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_goodbye_while_paged_out_brings_the_memory_back(start: Start, program: P
     books = daemon.books().process(leaver.pid)
     assert books is not None
     assert books.device_bytes[0] == 150 << 20
-    # What is left of it counts as memory outside Kiwi, and it may come back as a session.
+    # The rest of its memory counts as memory outside Kiwi, and the process may become a session
+    # again.
     leaver.worker.do("client.connect()")
     assert leaver.intact()
     assert other.intact()
@@ -51,7 +52,7 @@ def test_a_living_process_without_a_connection_gets_time_and_then_leaves(
     start: Start, program: Program
 ) -> None:
     daemon = start("1x256MiB")
-    one = program(daemon, 60, guarded=False)  # a gate has a connection of its own
+    one = program(daemon, 60, guarded=False)  # a gate has its own connection
     one.worker.do("client.close()")
     daemon.wait_for(lambda s: [x.connected for x in s.sessions] == [False], "disconnected")
     one.worker.do("client.connect()")

@@ -1,4 +1,4 @@
-"""Whose session is it, where everybody is uid 1000: the control group says in which container."""
+"""Tests of whose session it is if all users are uid 1000: the control group names the container."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ STATIC = "0123456789abcdef" * 2
          ContainerKind.POD, POD),
         (f"/system.slice/containerd.service/kubepods-pod{POD_}.slice:cri-containerd:{ID}",
          ContainerKind.CONTAINER, ID),
-        # As a daemon in a pod of its own sees another one.
+        # The view of a daemon in a pod on another pod.
         (f"/../../kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
          ContainerKind.POD, POD),
         ("/slurm/uid_1000/job_12/step_0/task_0", ContainerKind.JOB, "12"),
@@ -76,7 +76,7 @@ def test_a_control_group_names_its_pod_container_or_job(
         "/init.scope",
         "/system.slice/kiwi.service",
         "/user.slice/user-1000.slice/session-3.scope",
-        # Users choose these names themselves.
+        # Users choose these names.
         f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope",
         f"/user.slice/user-1000.slice/user@1000.service/kubepods-pod{POD_}.slice",
         "/user.slice/user-1000.slice/user@1000.service/job_12",
@@ -150,7 +150,7 @@ def group_to_make_others_in() -> Path | None:
 
 @contextmanager
 def container(path: Path, id_: str) -> Iterator[Somebody]:
-    """Alice in a control group that is named as an engine names a container's, connected."""
+    """Connect Alice from a control group with the name that an engine gives to a container."""
     above = group_to_make_others_in()
     assert above is not None
     group = above / f"libpod-{id_}"
@@ -203,7 +203,7 @@ OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 def test_one_without_a_gate_in_its_own_pid_namespace_is_not_taken_for_suspended(
     start: Callable[..., Daemon], stack: ExitStack
 ) -> None:
-    """Its turn lasts until it ends its burst, as outside of containers."""
+    """As outside containers, its turn lasts until it ends its burst."""
     daemon = start("1x256MiB", "--tq", "0.3", "--swap-floor", "0")
 
     def program(name: str, **more: Any) -> SessionProgram:

@@ -1,6 +1,7 @@
-"""A session's process or the daemon is killed, in each state: the others go on, nothing is lost.
+"""Tests that the others continue and nothing is lost when a session's process or the daemon is
+killed in each state.
 
-The GPU has 256 MiB, each program 150: no two fit together.
+The GPU has 256 MiB and each program 150 MiB, so no two fit together.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 SLOW = 75 * MIB
-"""Bytes per second: a move of a whole program takes two seconds."""
+"""In bytes per second: moving a whole program takes two seconds."""
 
 STATES = ("waiting", "running", "suspended", "paging-out", "paged-out", "paging-in")
 
 GOES_ON_S = 1.0
-"""What the user is promised."""
+"""The time within which the user is promised to continue."""
 SPARE_S = 6.0
-"""What a busy machine may add to it. A quantum is far longer than both together."""
+"""Added for a busy machine. A quantum is far longer than both together."""
 
 
 def reach(state: str, daemon: Daemon, victim: SessionProgram, other: SessionProgram) -> None:
-    """Both have their memory and no burst; afterwards ``victim`` is in ``state``, and ``other``
-    is in a burst or waits for the GPU."""
+    """Bring ``victim`` into ``state``, and ``other`` into a burst or the queue. Before this, both
+    have their memory and no burst."""
     slow = {"paging-out", "paging-in"}
     if state == "waiting":
         other.start_burst()
@@ -74,8 +75,8 @@ def set_tq(daemon: Daemon, tq_s: float) -> None:
 
 
 def books_balance(daemon: Daemon, *programs: SessionProgram) -> None:
-    """The emulated driver and the daemon have exactly ``programs`` on their books, with the same
-    bytes (the daemon looks now and then, so it may need a moment)."""
+    """Wait until the emulated driver and the daemon both count exactly ``programs``, with the same
+    bytes. The daemon reads them at intervals."""
 
     def balanced() -> bool:
         books, status = daemon.books().gpus[0], daemon.status()
@@ -97,7 +98,7 @@ def books_balance(daemon: Daemon, *programs: SessionProgram) -> None:
 
 
 class Arena:
-    """One daemon and two programs that do not fit together, used by many tests in turn."""
+    """One daemon and two programs that do not fit together, shared by many tests."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -109,7 +110,7 @@ class Arena:
         return SessionProgram(self.daemon, 150, seed=self.made)
 
     def reset(self) -> None:
-        """No bursts, fast copies, a long quantum."""
+        """End all bursts, and set fast copies and a long quantum."""
         emulator.set_copy_bandwidth(self.daemon.state_path, 0)
         set_tq(self.daemon, 30)
         if not self.alive(self.victim):
@@ -175,8 +176,8 @@ def test_a_killed_daemon_loses_nothing(state: str, arena: Arena) -> None:
 def test_a_frozen_program_comes_back_after_a_crash(
     start: Callable[..., Daemon], program: Callable[..., SessionProgram]
 ) -> None:
-    """Its interpreter stands still in a locked driver call, so it can say nothing to the new
-    daemon before it is brought back."""
+    """Its interpreter is stopped in a locked driver call, so it cannot talk to the new daemon
+    before it is brought back."""
     daemon = start("1x256MiB", "--tq", "0.3")
     frozen, other = program(daemon, 150), program(daemon, 150)
     frozen.start_burst(frozen=True)

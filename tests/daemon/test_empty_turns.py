@@ -1,7 +1,7 @@
-"""Turns of programs that ask at a gate without having started the driver.
+"""Tests of the turns of programs that ask at a gate without having started the driver.
 
-The scheduler, the gates and the back-off are the real ones; the loop's looks at sessions are taken
-by hand, so that no test waits for a clock.
+The scheduler, the gates and the back-off are real. The test itself makes the event loop's periodic
+looks at sessions, so that no test waits for a clock.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_real_use() -> None
 
 
 class Stage:
-    """A scheduler and gates, with everything around them played. It stands for the core, the links,
-    and the members."""
+    """A real scheduler and real gates. The stage also replaces the core, the links and the
+    registry."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(GIB, host_budget_bytes=GIB)
@@ -163,7 +163,7 @@ def test_the_next_request_after_an_empty_turn_is_put_off() -> None:
 
 
 def test_a_program_that_has_started_the_driver_keeps_its_turn() -> None:
-    """Perhaps a call of it is inside the driver, and makes the context."""
+    """Its call may be inside the driver, where it makes the context."""
 
     def play(stage: Stage) -> None:
         stage.with_driver.add(FLOODER)

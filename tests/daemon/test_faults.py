@@ -1,4 +1,5 @@
-"""The driver fails, hangs, or has no room: plain words for the one, and the others go on."""
+"""Tests of a driver that fails, hangs or has no room: one session gets plain words, others
+continue."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def outsider() -> Iterator[Callable[[Daemon, int], Worker]]:
-    """A program outside Kiwi that holds so many MiB of the GPU."""
+    """Start programs outside Kiwi that hold the given MiB of the GPU."""
     made: list[Worker] = []
 
     def make(daemon: Daemon, size_mib: int) -> Worker:
@@ -117,11 +118,11 @@ def test_ram_that_is_used_up_blocks_with_words_and_loses_nothing(
     second, first = program(daemon, 100), program(daemon, 150)
     assert daemon.status().memory.host_budget_bytes == 170 * MIB
     daemon.wait_state(second.pid, "paged-out")
-    second.start_burst()  # it would fit only if the first, which is larger, went out as well
+    second.start_burst()  # it fits only if the first one, which is larger, goes out too
     wait_until(lambda: _blocked(daemon, second), "plain words in the status")
     wait_until(lambda: _told(second, "blocked-host-memory"), "plain words to the one that waits")
     assert first.intact(), "it goes on as before"
-    # Memory that is freed (here: with its process) lets the next one in.
+    # Freed memory lets the next one in; here its process ends.
     first.kill()
     wait_until(second.granted, "granted")
     second.stop_burst()
@@ -130,7 +131,7 @@ def test_ram_that_is_used_up_blocks_with_words_and_loses_nothing(
 
 
 def _told(one: SessionProgram, problem: str) -> list[str]:
-    """The details that it heard with this problem while it waited."""
+    """Return the details of this problem that the program received while it waited."""
     return [word[3] for word in one.words() if word[2] == problem]
 
 

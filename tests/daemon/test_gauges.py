@@ -1,5 +1,4 @@
-"""How hard the GPU works, who outside Kiwi has memory, how much RAM sessions have: what is read of
-it, and who sees it."""
+"""Tests of the gauges: the GPU's load, programs outside Kiwi, sessions' RAM, and who sees them."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class Gpu:
 
 
 class World:
-    """Gauges that are read as often as there are answers. ``news`` has what was told."""
+    """Gauges that are read once per given answer. ``news`` records what was published."""
 
     def __init__(self, *answers: nvml.GpuGauges | Exception, outside_bytes: int = 0) -> None:
         self.gpu = Gpu(*answers)
@@ -146,7 +145,7 @@ def test_steady_power_takes_small_steps_only_together() -> None:
 
 
 def test_who_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a session's process, nor a mover, nor one that has ended."""
+    """It is neither a session's process, nor a mover, nor a process that has ended."""
     monkeypatch.setattr(nvml, "names_processes", lambda: True)
     world = World(READ, outside_bytes=1)
     own, parent = ref_of(os.getpid()), ref_of(os.getppid())

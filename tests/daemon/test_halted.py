@@ -1,5 +1,7 @@
-"""A program that stands still (Ctrl-Z, a debugger, a frozen control group), in every state: its
-neighbour has the GPU, ``kiwi status`` says why, and all goes on afterwards with right bytes."""
+"""Tests of a stopped program (Ctrl-Z, a debugger, a frozen control group) in every state.
+
+Its neighbour gets the GPU, ``kiwi status`` says why, and everything continues with correct bytes.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ pytestmark = pytest.mark.timeout(180)
 WORST = {"KIWI_EMULATOR_DRIVER": "worst"}
 QUICK = ("--tq", "0.3", "--swap-floor", "0")
 SLOW_BYTES_PER_S = 60 << 20
-"""A page-out of 120 MiB lasts two seconds."""
+"""At this speed a page-out of 120 MiB takes two seconds."""
 
 
 class Stage:
-    """``target`` will be halted. ``small`` fits beside it, ``big`` does not."""
+    """``target`` will be stopped. ``small`` fits beside it, ``big`` does not."""
 
     def __init__(self, daemon: Daemon, program: Program) -> None:
         self.daemon = daemon
@@ -81,7 +83,7 @@ CASES = [
     for where in STATES
     for way in WAYS
 ]
-"""The quick ones: all states under Ctrl-Z, and a program that computes in all ways."""
+"""The quick cases: all states under Ctrl-Z, and all ways of stopping a program that computes."""
 
 
 @pytest.mark.parametrize(("where", "way"), CASES)
@@ -121,7 +123,7 @@ def stopped(daemon: Daemon, one: SessionProgram) -> str:
 def test_one_that_ctrl_z_stopped_makes_room_for_one_that_does_not_fit_beside_it(
     start: Start, program: Program, where: str
 ) -> None:
-    """It is continued for as long as it takes to move it out, and stopped again."""
+    """It is continued while it is moved out, and then stopped again."""
     daemon = start("1x256MiB", *QUICK, env=WORST)
     stage = Stage(daemon, program)
     getattr(stage, where)()
@@ -139,7 +141,7 @@ def test_one_that_ctrl_z_stopped_makes_room_for_one_that_does_not_fit_beside_it(
 def test_one_without_a_gate_that_is_stopped_in_its_turn_is_left_where_it_is(
     start: Start, program: Program, way: str
 ) -> None:
-    """It could not be stopped in mid-burst, but it does not run: who fits beside it has the GPU."""
+    """It does not run, and cannot be suspended: a session that fits beside it gets the GPU."""
     daemon = start("1x256MiB", *QUICK, "--anti-thrash", "always", env=WORST)
     big, small = program(daemon, 150, name="big"), program(daemon, 20, name="small")
     target = program(daemon, 120, name="target", guarded=False)

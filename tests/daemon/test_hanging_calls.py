@@ -1,10 +1,11 @@
-"""Each driver call about a program hangs in turn, in each state of it: ``kiwi status`` is answered
-all the time, others go on, and when the call comes back nothing is lost.
+"""Tests in which each driver call about a program hangs, in each state of the program.
+
+``kiwi status`` is always answered, others continue, and nothing is lost when the call returns.
 
 The daemon locks, checkpoints and queries a program whose memory is in the GPU (idle, running,
 waiting, paging-out). It restores, unlocks and queries one whose memory is out (suspended,
-paged-out, paging-in). It makes no other call about a program in such a state, so those cells cannot
-occur. The readings of NVML hang while a program is idle, paged out, or about to come back.
+paged-out, paging-in). It makes no other call in these states. The readings of NVML hang while a
+program is idle, paged out, or about to come back.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ pytestmark = pytest.mark.timeout(180)
 QUICK = ("--tq", "0.3", "--swap-floor", "0", "--lock-timeout", "0.5", "--stuck-after", "0.5")
 WORST = {"KIWI_EMULATOR_DRIVER": "worst"}
 OUT, IN = ("lock", "checkpoint", "get_state"), ("restore", "unlock", "get_state")
-"""The calls about a program whose memory leaves the GPU, and about one whose memory comes back."""
+"""The calls about a program whose memory leaves the GPU, and about one whose memory returns."""
 READINGS: tuple[Operation, ...] = ("nvml_memory", "nvml_processes")
-"""The readings of NVML that the daemon makes in every state. They are about the whole GPU."""
+"""The readings of NVML that the daemon makes in every state; they concern the whole GPU."""
 NVML = ("nvmlDeviceGetComputeRunningProcesses",)
-"""Not the memory of the GPU: no daemon starts without knowing how much there is."""
+"""The GPU's memory is not among them, since no daemon starts without knowing its size."""
 
 
 def hang(daemon: Daemon, target: SessionProgram, call: Operation) -> emulator.Faults:
@@ -54,7 +55,7 @@ def told(daemon: Daemon, target: SessionProgram) -> str:
 
 
 def idle(_daemon: Daemon, _target: SessionProgram) -> None:
-    """It holds memory, and computes nothing."""
+    """Leave the target as it is: it holds memory and computes nothing."""
 
 
 def running(_daemon: Daemon, target: SessionProgram) -> None:
@@ -103,8 +104,8 @@ def test_a_call_that_hangs(
 
 
 class Stage:
-    """``target`` is brought into a state, and a call about it is made that hangs. ``big`` does not
-    fit beside it, ``small`` does. Who is in ``over`` has a burst to end."""
+    """Bring ``target`` into a state, and make a call about it hang. ``big`` does not fit beside it,
+    ``small`` does. Programs in ``over`` have a burst to end."""
 
     def __init__(self, daemon: Daemon, program: Program) -> None:
         self.daemon = daemon
@@ -113,7 +114,7 @@ class Stage:
         self.over: list[SessionProgram] = []
 
     def waiting(self, arm: Callable[[], None]) -> None:
-        """Its memory is in the GPU, and goes out for one that is served first."""
+        """Let the target wait in the GPU, and page it out for a session that is served first."""
         client = self.daemon.client()
         client.set(tq_s=60, anti_thrash=AntiThrash.ALWAYS)
         big = self.daemon.wait_state(self.big.pid, "paged-out")
@@ -128,7 +129,7 @@ class Stage:
         self.small.stop_burst()
 
     def suspended(self, arm: Callable[[], None]) -> None:
-        """In mid-burst, and comes back."""
+        """Suspend the target in mid-burst, and bring it back."""
         self.target.start_burst()
         wait_until(self.target.granted, "it runs")
         self.big.start_burst()
@@ -208,7 +209,7 @@ def test_a_reading_of_nvml_that_hangs(
 def test_nobody_comes_back_before_nvml_answers(
     start: Start, program: Program, call: Operation
 ) -> None:
-    """A restore without room is permanent, so it is not tried without a reading of the room."""
+    """A restore without room fails for good, so the daemon does not try it without a reading."""
     daemon = start("1x256MiB", *QUICK, env=WORST)
     target = program(daemon, 120, name="target")
     paged_out(daemon, target)

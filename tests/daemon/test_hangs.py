@@ -1,17 +1,19 @@
-"""Driver calls and readings of NVML that hang, and programs that are stopped, in every state: the
-daemon answers throughout, the others go on, and nothing is lost."""
+"""Tests of driver calls and NVML readings that hang, and of stopped programs, in every state.
+
+The daemon answers throughout, the others continue, and nothing is lost.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
 import pytest
 from daemon import wait_until
+from stopped import is_stopped
 
 from kiwi_core import emulator
 
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 ARGS: Final = ("1x256MiB", "--tq", "0.5", "--lock-timeout", "1", "--stuck-after", "2")
 
 ANSWERS_S: Final = 30.0
-"""For one status. It takes milliseconds; a daemon that waits for the driver would not answer at
-all, and the machines that run tests are busy."""
+"""Limit for one status, which takes milliseconds. A daemon that waited for the driver would not
+answer at all, and machines that run tests are busy."""
 
 ASKS: Final = 10
 
@@ -69,7 +71,7 @@ def test_on_its_way_out(start: Start, program: Program, operation: str, state: s
         hung.worker.do("client.release()")
     else:
         big = program(daemon)
-        big.begin_take(150, 7)  # so that it has to make room
+        big.begin_take(150, 7)  # the daemon has to make room
     wait_until(lambda: faults.hanging() > 0, "it hangs")
     answers(daemon)
     if state == "idle":
@@ -105,8 +107,8 @@ def test_on_its_way_in(start: Start, program: Program, operation: str) -> None:
 
 
 def test_nvml_hangs(start: Start, program: Program) -> None:
-    """Only workers read it. That nothing is known then is shown, and leases are given all the
-    same."""
+    """Only workers read NVML. The status says that nothing is known, and leases are still
+    granted."""
     daemon = start(*ARGS, env={"KIWI_EMULATOR_HANG": "nvmlDeviceGetComputeRunningProcesses"})
     one = program(daemon)
     answers(daemon)
@@ -130,14 +132,9 @@ def test_workers_that_are_killed_again_and_again(start: Start, program: Program)
 # --- stopped programs -----------------------------------------------------------------------------
 
 
-def stands(pid: int) -> bool:
-    """Whether the process is stopped by a signal."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: stands(pid), "it stands still")
+    wait_until(lambda: is_stopped(pid), "it is stopped")
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
@@ -145,8 +142,8 @@ def stop(pid: int) -> None:
 def test_ctrl_z_on_one_that_has_the_gpu(
     start: Start, program: Program, state: str, known: bool
 ) -> None:
-    """Its turn ends, its memory goes out, and it stays stopped: whether or not the daemon has seen
-    that it is stopped when another one asks for the GPU."""
+    """Its turn ends, its memory goes out, and it stays stopped, whether or not the daemon has
+    noticed that it is stopped when another session asks for the GPU."""
     daemon = start(*ARGS)
     other, stopped = program(daemon, 150), program(daemon, 150)
     daemon.wait_state(stopped.pid, "idle")
@@ -158,7 +155,7 @@ def test_ctrl_z_on_one_that_has_the_gpu(
         _shown_as_stopped(daemon, stopped)
     works(other)
     answers(daemon)
-    assert stands(stopped.pid)
+    assert is_stopped(stopped.pid)
     _shown_as_stopped(daemon, stopped)
     os.kill(stopped.pid, signal.SIGCONT)
     if state == "running":
@@ -170,7 +167,7 @@ def test_ctrl_z_on_one_that_has_the_gpu(
 
 
 def test_ctrl_z_on_one_that_waits_with_its_memory_out(start: Start, program: Program) -> None:
-    """It takes no turn until it goes on."""
+    """It takes no turn until it is continued."""
     daemon = start(*ARGS)
     stopped, other = program(daemon, 150), program(daemon, 150)
     daemon.wait_state(stopped.pid, "paged-out")

@@ -1,4 +1,5 @@
-"""What real daemons remember of who held, waited and moved, and for whom it has a name."""
+"""Tests of the history that daemons keep of leases, waits and moves, and of who sees names in
+it."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_the_timeline_of_two_that_do_not_fit_can_be_read_off(
         assert observer.status().history_serial == whole.last
     ids = {told.name: session for session, told in whole.sessions.items()}
     mine, other = _of(whole, ids["long"]), _of(whole, ids["short"])
-    # Each turn of the one is followed by its suspension, until the other one is through.
+    # Each turn is followed by a suspension, until the other session is done.
     kinds = [entry.kind.value for entry in mine if entry.kind.value in ("held", "suspended")]
     assert kinds[:3] == ["held", "suspended", "held"]
     assert kinds == [("held", "suspended")[n % 2] for n in range(len(kinds))]
@@ -72,7 +73,7 @@ def test_the_timeline_of_two_that_do_not_fit_can_be_read_off(
         assert {entry.kind.value for entry in moves} == {"out", "in"}
         assert all(e.ok and e.bytes_moved >= 150 << 20 and not e.hinted for e in moves)
     _assert_one_holder_at_a_time(whole)
-    # What went on when it was asked first ends under its id in what changed since.
+    # An entry that was open at the first query ends under the same id in the changes since.
     (running,) = [e for e in now.entries if e.kind.value == "held" and e.ended_ago_s is None]
     (ended,) = [e for e in later.entries if e.id == running.id]
     assert ended.ended_ago_s is not None
@@ -80,7 +81,7 @@ def test_the_timeline_of_two_that_do_not_fit_can_be_read_off(
 
 
 def at_rest(daemon: Daemon) -> None:
-    """The last ends of bursts have arrived, too."""
+    """Wait until the last ends of bursts have arrived."""
     daemon.wait_for(lambda s: not s.holders and not s.queue, "nobody wants the GPU")
 
 
@@ -116,7 +117,7 @@ def test_one_that_ended_is_still_named_and_a_restart_begins_anew(
     daemon.wait_for(lambda s: s.daemon_pid != old and s.sessions, "a new daemon")
     with daemon.client() as observer:
         anew = observer.history()
-    # (A new one may take over a burst whose end the old one had not written down yet.)
+    # A new daemon may take over a burst whose end the old one had not written.
     assert all(entry.began_ago_s < time.monotonic() - killed_s for entry in anew.entries)
     assert {told.name for told in anew.sessions.values()} <= {"other.py"}
     assert other.intact()
@@ -138,7 +139,8 @@ def test_a_program_may_ask_in_plain_json(start: Start) -> None:
 
 
 class World:
-    """Sessions of Alice's with names of that length; each has held the GPU so many times."""
+    """Sessions of Alice with names of the given length, each of which has held the GPU that
+    often."""
 
     def __init__(self, sessions: int, bursts: int, name: str) -> None:
         self.scheduler = Scheduler(8 * GIB, host_budget_bytes=8 * GIB)

@@ -1,4 +1,4 @@
-"""What libraries say of paged-out memory counts only as far as their processes have RAM."""
+"""Tests that a library's claim about paged-out memory counts only up to its process's RAM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kiwi_core.units import GIB
 def test_a_claim_of_a_library_counts_as_far_as_its_process_has_ram(
     has_gib: int, left_gib: int
 ) -> None:
-    """The library says that 6 of the 8 GiB are taken by its memory."""
+    """The library claims 6 of 8 GiB."""
     link = SimpleNamespace(
         told=LibraryReport(paged_out_bytes=6 * GIB), host_bytes=has_gib * GIB, greeted=True
     )

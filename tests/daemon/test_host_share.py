@@ -1,4 +1,4 @@
-"""How the host budget is divided among those that hold memory for speed."""
+"""Tests of how the host budget is divided among libraries that hold memory for speed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_where_there_is_enough_each_may_hold_what_it_owns() -> None:
 def test_where_there_is_not_small_ones_get_all_and_large_ones_the_same() -> None:
     small, large, larger = divide(32 * GIB, 0, [holder(2), holder(30), holder(60)])
     assert small == 2 * GIB
-    assert large == larger == 13 * GIB  # of the 28 that are divided
+    assert large == larger == 13 * GIB  # of the 28 GiB that are divided
 
 
 def test_what_is_out_counts_first_and_is_nobody_elses() -> None:

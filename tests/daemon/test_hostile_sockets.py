@@ -1,4 +1,4 @@
-"""Garbage, floods and crowds at the socket: an error or a refusal, never a crash or a leak."""
+"""Tests of garbage, floods and crowds at the socket: errors or refusals, no crash and no leak."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SESSION_LINE = json.dumps({**HELLO, "role": "session"}).encode() + b"\n"
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """One for the whole module: it must survive all of it, as the same process."""
+    """One daemon for the whole module; the same process must survive all tests."""
     with running_daemon("1x64MiB") as one:
         pid = one.status().daemon_pid
         yield one
@@ -44,19 +44,19 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def path(daemon: Daemon) -> Iterator[Path]:
-    """The socket; afterwards the daemon has about as many descriptors as before, no session, and
-    not noticeably more memory."""
+    """Return the socket. Afterwards the daemon has about as many descriptors as before, no session,
+    and not noticeably more memory."""
     process = psutil.Process(daemon.status().daemon_pid)
     _warm(daemon)
     wait_until(lambda: not daemon.status().sessions, "no sessions at the beginning")
     before, memory = process.num_fds(), process.memory_info().rss
     yield daemon.sockets()[0]
-    # This process may have been a session, and would have some time to come back as one.
+    # This process may have been a session, which has some time to come back.
     with Talker(daemon.sockets()[0]) as talker:
         assert talker.hello(role="session")["type"] == "welcome"
         talker.say("goodbye")
         talker.last_words()
-    # A worker that is being started again has some for a moment; a test here makes hundreds.
+    # A worker that is restarted has a few for a moment; one test makes hundreds.
     wait_until(lambda: process.num_fds() < before + 8, f"descriptors back to about {before}")
     wait_until(lambda: not daemon.status().sessions, "no sessions left")
     assert process.memory_info().rss < memory + 24 * MIB
@@ -68,9 +68,9 @@ def _warm(daemon: Daemon) -> None:
 
 
 def _error(path: Path, *parts: bytes) -> dict[str, object] | None:
-    """The daemon's last words after ``parts``."""
+    """Return the daemon's last message after ``parts``."""
     with Talker(path) as talker:
-        with contextlib.suppress(OSError):  # it may have heard enough
+        with contextlib.suppress(OSError):  # the daemon may have closed the connection
             for part in parts:
                 talker.raw(part)
             talker.socket.shutdown(socket.SHUT_WR)
@@ -150,7 +150,7 @@ def test_half_a_line_and_then_nothing_or_the_end_keeps_nobody(daemon: Daemon, pa
     assert daemon.status().uuid
     assert time.monotonic() - began_s < PATIENCE_S
     for number, talker in enumerate(talkers):
-        if number % 2:  # half of them with a reset instead of an end
+        if number % 2:  # reset half of them instead of closing them
             linger = struct.pack("ii", 1, 0)
             talker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         talker.close()
@@ -178,7 +178,7 @@ def test_a_thousand_at_once(daemon: Daemon, path: Path) -> None:
             for talker in crowd:
                 assert talker.hear()["type"] == "welcome"  # type: ignore[index]
                 assert talker.hear()["type"] == "status"  # type: ignore[index]
-            # A change reaches every watcher, and meanwhile the daemon answers others.
+            # A change reaches every watcher, and the daemon still answers others.
             client = daemon.client()
             client.set(tq_s=17)
             client.close()
@@ -223,8 +223,8 @@ for pid, _ in children:
 
 
 def test_hundreds_of_sessions_come_and_go(daemon: Daemon, path: Path) -> None:
-    """Each its own process; each is granted (one after another, since nobody knows yet what they
-    need), and all are killed at once."""
+    """Each is its own process. Each gets the GPU, one after another since their needs are unknown,
+    and all are killed at once."""
     import subprocess
 
     count = 200
@@ -249,7 +249,7 @@ def test_hundreds_of_sessions_come_and_go(daemon: Daemon, path: Path) -> None:
 def test_one_that_never_reads_is_not_listened_to_and_costs_little(
     daemon: Daemon, path: Path
 ) -> None:
-    """It asks and asks, and watches; the fixture looks at the daemon's memory."""
+    """It keeps asking and watches; the fixture checks the daemon's memory."""
     deaf = Talker(path)
     deaf.hello()
     deaf.socket.setblocking(False)
@@ -268,7 +268,7 @@ def test_one_that_never_reads_is_not_listened_to_and_costs_little(
     for tq_s in (11, 13):
         client.set(tq_s=tq_s)
     client.close()
-    # Once it reads, it hears everything that it asked for, and the news after that.
+    # Once it reads, it gets all answers, and then the news.
     deaf.socket.setblocking(True)
     deaf.socket.settimeout(30)
     for _ in range(sent // len(request)):
@@ -319,7 +319,7 @@ def test_random_bytes_by_the_megabyte(path: Path) -> None:
 
 
 def test_few_descriptors_cost_connections_not_the_daemon(start: Callable[..., Daemon]) -> None:
-    """At the limit new connections wait or are refused; those that are there go on."""
+    """At the limit new connections wait or are refused; existing ones continue."""
     daemon = start("1x64MiB")
     pid = daemon.status().daemon_pid
     process = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""What the processes of a daemon import before they work: each daemon starts four of them."""
+"""Tests of what a daemon's processes import at their start; each daemon starts four of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal on disk: goes on in a new file when one is full, survives a full disk, is bounded."""
+"""Tests of the journal on disk: it rotates, survives a full disk, and is bounded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ A = SessionId("a")
 
 
 class Recorded:
-    """A scheduler with one busy session, and the journal of it."""
+    """A scheduler with one busy session, and its journal."""
 
     def __init__(self, path: Path, max_bytes: int = 1 << 20) -> None:
         self.journal = Journal(path, HEADER, max_bytes)
@@ -67,7 +67,7 @@ class Recorded:
 
 
 def _files(path: Path) -> list[Path]:
-    """Oldest first."""
+    """Return the files, oldest first."""
     return sorted(path.parent.glob("j*"), key=lambda p: -int(p.suffix[1:]) if p != path else 0)
 
 
@@ -139,7 +139,7 @@ def test_each_daemon_begins_its_own(tmp_path: Path) -> None:
 
 @contextmanager
 def files_of_at_most(size_bytes: int) -> Iterator[None]:
-    """As on a full disk: what is longer cannot be written."""
+    """Limit the size of files, as a full disk does."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, old[1]))

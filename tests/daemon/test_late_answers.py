@@ -1,4 +1,4 @@
-"""A library that answers late: what it says of a gate that it is about to open is not believed."""
+"""Tests of a library that answers late: its report on a gate that it must open does not count."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ HELD, RESIDENT = LibraryReport(Residency.SUSPENDED), LibraryReport(Residency.RES
 
 
 class Sent(list[PagerDo]):
-    """A connection that keeps what it was told to send."""
+    """A connection that keeps the orders that it should send."""
 
     def send(self, message: PagerDo) -> None:
         self.append(message)
 
 
 def gate(sent: Sent) -> Link:
-    """The link of a program whose library is only a gate."""
+    """Return the link of a program whose library is only a gate."""
     me = processes.ref_of(os.getpid())
     assert me is not None
     numbers = iter(range(1, 100))
@@ -59,7 +59,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hold_that_is_answered_late_is_no_hold() -> None:
-    """Its ``free`` is on the way: the driver must not take the program in between."""
+    """The order ``free`` is on its way, and the driver must not take the program before it
+    arrives."""
 
     async def story() -> None:
         sent = Sent()
@@ -93,7 +94,7 @@ def test_a_gate_that_opens_late_is_open_from_the_order_on() -> None:
 
 
 def test_a_new_connection_has_no_order_left_from_the_old_one() -> None:
-    """The order may be lost with it: then the gate stays shut."""
+    """The order may be lost with the old connection; then the gate stays shut."""
 
     async def story() -> None:
         sent = Sent()

@@ -1,4 +1,4 @@
-"""The accounts on disk: added up, made coarse with age, bounded, and no disk that harms anybody."""
+"""Tests of the accounts on disk: sums, coarsening with age, bounds, and disks that fail."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_since_is_as_fine_as_buckets_of_that_age_are() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_year_becomes_coarse_and_no_second_is_lost(ledger: Ledger, seed: int) -> None:
-    """Against a plain list: sums since any time agree, and the file stays small."""
+    """Compare sums since any time with a plain list, and check that the file stays small."""
     rng = random.Random(seed)
     entries: list[tuple[float, int]] = []
     now_s = NOW_S
@@ -143,7 +143,7 @@ def test_garbage_is_put_aside(ledger: Ledger, garbage: bytes) -> None:
     ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
     assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
     aside = ledger._path.with_name("GPU-1.usage.damaged")
-    assert aside.exists() == (len(garbage) > 1)  # next to nothing is a new database
+    assert aside.exists() == (len(garbage) > 1)  # an almost empty file becomes a new database
 
 
 def test_a_file_damaged_in_its_middle_is_put_aside(ledger: Ledger) -> None:

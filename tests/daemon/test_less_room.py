@@ -1,4 +1,4 @@
-"""A page-in that was ordered before a look showed too little room for it."""
+"""Tests of a page-in that was ordered before a reading showed too little room for it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Program = Callable[..., "SessionProgram"] if TYPE_CHECKING else object
 def test_who_has_grown_unseen_goes_out_while_the_pager_waits_for_room(
     start: Start, program: Program
 ) -> None:
-    """Without protection a page-in counts on what the books say is free. A neighbour that takes
-    memory without a turn, just before, has what the page-in needs."""
+    """Without protection, a page-in relies on the books for free memory. A neighbour that takes
+    memory without a turn, just before, holds what the page-in needs."""
     daemon = start("1x256MiB", "--anti-thrash", "off")
     one, other = program(daemon, 150), program(daemon, 10, guarded=False)
-    for _ in range(2):  # their needs are known from then on
+    for _ in range(2):  # afterwards their needs are known
         assert one.intact()
         assert other.intact()
     one.worker.do("client.release()")

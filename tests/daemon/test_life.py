@@ -1,4 +1,4 @@
-"""How daemons begin, end, are killed and come after one another."""
+"""Tests of how daemons begin, end, are killed, and follow one another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def kiwi_daemon(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """One that ends by itself."""
+    """Run a daemon that ends by itself."""
     return subprocess.run(
         [sys.executable, "-m", "kiwi_core.cli", "daemon", *args], env={**os.environ, **env},
         capture_output=True, text=True, timeout=PATIENCE_S * 2, stdin=subprocess.DEVNULL,
@@ -253,7 +253,7 @@ def test_told_to_end_it_brings_back_what_has_room(
     assert len(out) == 1, "two of three fit"
     assert log.count("stays paged out") == 1
     assert "start the daemon again" in log
-    # Those in mid-burst go on; one whose burst had not begun waits for a daemon.
+    # Those in mid-burst continue; one whose burst had not begun waits for a daemon.
     back = [one for one in (a, b, c) if one not in out]
     for one in filter(lambda one: one.granted(), back):
         mark = one.rounds()
@@ -267,7 +267,7 @@ def test_told_to_end_it_brings_back_what_has_room(
 
 
 def test_a_supervisor_that_is_killed_is_followed_by_another(start: Start, program: Program) -> None:
-    """The orphaned daemon brings everybody back and leaves; a new one waits for that."""
+    """The orphaned daemon brings all sessions back and leaves; a new one waits for that."""
     daemon = start("1x256MiB", "--tq", "0.3")
     a, b = program(daemon, 150), program(daemon, 150)
     daemon.wait_state(a.pid, "paged-out")
@@ -311,7 +311,7 @@ def test_repeated_crashes_keep_the_live_settings(start: Start) -> None:
     assert daemon.log().count("again in 0.5 s") == 1
     assert daemon.log().count("again in 2.0 s") == 1
     assert daemon.terminate() == 0
-    # A new start with a word on the command line obeys that word, else what was set stays.
+    # A new start obeys its command line; without an option, the earlier setting stays.
     daemon.args = ("--tq", "9")
     daemon.start()
     scheduler = daemon.status().scheduler

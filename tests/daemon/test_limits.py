@@ -1,4 +1,4 @@
-"""What preloaded libraries hold of the machine's RAM for speed: given back when it is needed."""
+"""Tests of the RAM that preloaded libraries hold for speed: they return it when it is needed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cuda_processes import Worker
 from talker import Talker
 
-from kiwi_core import emulator, preload
 from kiwi_core.daemon.links.host_budget import HostBudget
 from kiwi_core.daemon.links.limits import Limits
 from kiwi_core.daemon.links.link import Link
@@ -23,9 +21,10 @@ from kiwi_core.units import GIB, MIB, NS_PER_S, SessionId
 from kiwi_core.wire.pager import PagerLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from daemon import Daemon
+    from preloaded_program import PreloadedProgram
 
 Start = "Callable[..., Daemon]"
 
@@ -34,7 +33,7 @@ Start = "Callable[..., Daemon]"
 
 
 class Heard:
-    """A connection, and what is said over it."""
+    """A connection that records what is sent over it."""
 
     def __init__(self) -> None:
         self.limits: list[PagerLimits] = []
@@ -47,7 +46,7 @@ class Heard:
 
 
 class Budget(HostBudget):
-    """The machine's, less what libraries hold."""
+    """The machine's budget, less what libraries hold."""
 
     def __init__(self, machine: Machine, links: Any) -> None:
         super().__init__(links, dict, 0)
@@ -61,7 +60,7 @@ class Budget(HostBudget):
 
 
 class Machine:
-    """Libraries that hold memory of a machine with so much of it."""
+    """Libraries that hold memory of a machine with the given RAM."""
 
     def __init__(self, budget_gib: int) -> None:
         self.budget_bytes = budget_gib * GIB
@@ -88,7 +87,7 @@ class Machine:
         await asyncio.wait_for(told(), 20.0)
 
     async def make_room(self, *args: Any) -> float:
-        """How long it took."""
+        """Make room, and return how long it took."""
         began_s = time.monotonic()
         claim = await self.limits.make_room(*args)
         took_s = time.monotonic() - began_s
@@ -102,7 +101,7 @@ def heard(link: Link) -> Heard:
 
 
 def gives_back(link: Link) -> None:
-    """It does so soon, and says so."""
+    """Let the library return its memory soon, and report it."""
 
     def heed(limits: PagerLimits) -> None:
         left = min(link.told.arena_bytes, limits.arena_bytes)
@@ -132,7 +131,7 @@ def test_each_is_told_its_share_once() -> None:
 
 
 def test_nobody_is_told_before_it_has_said_how_things_are() -> None:
-    """What it says decides: without it, memory that it holds would be taken for too much."""
+    """Its report decides: without it, memory that it holds would count as too much."""
 
     async def story() -> None:
         machine = Machine(64)
@@ -204,8 +203,9 @@ def test_one_that_gives_nothing_back_is_waited_for_a_moment_only(
         machine.links.remove(frozen)
         machine.budget_bytes = 0
         monkeypatch.setattr("kiwi_core.daemon.links.limits.GIVE_BACK_WITHIN_S", 3600.0)
-        in_two_hours_ns = time.monotonic_ns() + 7200 * NS_PER_S  # half of it is left for waiting
-        await machine.make_room(SessionId("b"), 20 * GIB, in_two_hours_ns)  # nobody has any
+        # half of the time is left for waiting
+        in_two_hours_ns = time.monotonic_ns() + 7200 * NS_PER_S
+        await machine.make_room(SessionId("b"), 20 * GIB, in_two_hours_ns)  # no library has any
 
     asyncio.run(story())
 
@@ -242,30 +242,7 @@ def test_one_that_gave_up_holds_nobody_up() -> None:
 # --- the daemon and the library ------------------------------------------------------------------
 
 
-@pytest.fixture
-def preloaded() -> Iterator[Callable[..., Worker]]:
-    """Makes plain CUDA programs under the library; all are ended."""
-    made: list[Worker] = []
-
-    def make(daemon: Daemon, size_mib: int) -> Worker:
-        environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
-        environment |= preload.environment(preload.library(), environment)
-        one = Worker(environment)
-        made.append(one)
-        size, seed = size_mib * MIB, len(made)
-        one.do(f"init(); p = alloc({size}); before = fill(p, {seed}, {size})")
-        return one
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def intact(worker: Worker, size_mib: int) -> bool:
-    return bool(worker.get(f"digest(p, {size_mib * MIB}) == before"))
-
-
-def release(daemon: Daemon, worker: Worker) -> dict[str, Any]:
+def release(daemon: Daemon, worker: PreloadedProgram) -> dict[str, Any]:
     session = daemon.wait_state(worker.pid, "idle")
     with Talker(daemon.sockets()[0]) as observer:
         observer.hello()
@@ -273,20 +250,22 @@ def release(daemon: Daemon, worker: Worker) -> dict[str, Any]:
 
 
 def test_what_is_held_beforehand_is_in_nobodys_way(
-    start: Start, preloaded: Callable[..., Worker]
+    start: Start, preloaded: Callable[..., PreloadedProgram]
 ) -> None:
-    """System RAM may take 256 MiB: what is pinned beforehand makes room for what goes out."""
+    """System RAM may take 256 MiB: pinned memory makes room for what is paged out."""
     args = ("--host-budget", "256MiB", "--anti-thrash", "off", "--idle-after", "0.3")
     daemon = start("1x512MiB", *args)
-    first, second = preloaded(daemon, 128), preloaded(daemon, 160)
+    first, second = preloaded(daemon), preloaded(daemon)
+    first.take(128, 1)
+    second.take(160, 2)
     daemon.wait_for(lambda s: s.memory.arena_bytes >= 64 * MIB, "pinned, as far as there is room")
     assert release(daemon, second)["type"] == "ok"
     daemon.wait_state(second.pid, "paged-out")
     daemon.wait_for(lambda s: 160 * MIB <= s.memory.arena_bytes <= 256 * MIB, "within the budget")
     refused = release(daemon, first)
     assert refused["code"] == "no-host-memory", "both together are too much, whoever holds what"
-    assert intact(second, 160)
+    assert second.intact()
     assert release(daemon, first)["type"] == "ok"
     daemon.wait_state(first.pid, "paged-out")
-    assert intact(first, 128)
-    assert intact(second, 160)
+    assert first.intact()
+    assert second.intact()

@@ -1,4 +1,4 @@
-"""Whose a linked process is: read from ``/proc`` once, and bounded."""
+"""Tests of the owner of a linked process, which is read from ``/proc`` once, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A session whose job has too little RAM for its GPU memory is told early, and once."""
+"""Tests that a session whose job has too little RAM for its GPU memory is warned early, and
+once."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ REF = ProcessRef(77, 5)
 
 
 class Stage:
-    """A session in a job with 8 GiB of RAM, 2 of them used."""
+    """A session in a job with 8 GiB of RAM, of which 2 are used."""
 
     def __init__(self, root: Path) -> None:
         self.told: list[UserNotice] = []

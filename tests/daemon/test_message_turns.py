@@ -1,4 +1,4 @@
-"""What a message costs its user's stock of requests."""
+"""Tests of what a message costs its user's stock of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU_NS = NS_PER_S // 2
 
 
 class OneMessage:
-    """A connection with one message, which takes what ``handle`` takes."""
+    """A connection with one message whose handling takes as long as ``handle``."""
 
     def __init__(self, turns: MessageTurns, handle: Callable[[], None]) -> None:
         self.account, self.bucket = turns.account(UID), turns.bucket()
@@ -40,7 +40,8 @@ class OneMessage:
 
 
 def requests_charged(handle: Callable[[], None]) -> float:
-    """How many requests a message is charged that takes what ``handle`` takes."""
+    """Return the number of requests that a message is charged for if it takes as long as
+    ``handle``."""
 
     async def run() -> float:
         turns = MessageTurns(Shares())
@@ -49,7 +50,8 @@ def requests_charged(handle: Callable[[], None]) -> float:
         await talker.handled.wait()
         limit = Shares()[REQUESTS].limit
         bucket = talker.account.bucket
-        bucket.spend(limit.per_user, now_ns := time.monotonic_ns())  # so that what lacks shows
+        # empty the bucket, so that a debt shows
+        bucket.spend(limit.per_user, now_ns := time.monotonic_ns())
         return bucket.empty_ns(now_ns) * limit.per_s / NS_PER_S
 
     return asyncio.run(run())
@@ -62,7 +64,7 @@ def burn() -> None:
 
 
 def test_a_message_is_charged_what_it_takes_of_the_cpu() -> None:
-    # Some of it has come back by the time that this looks: 2000 a second, against 10000 of CPU.
+    # Some requests have come back by now: 2000 a second, against 10000 for the processor time.
     assert requests_charged(burn) > CPU_NS / REQUEST_NS / 2
 
 

@@ -1,4 +1,4 @@
-"""How often the daemon looks at the GPU."""
+"""Tests of how often the daemon looks at the GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_who_waits_for_what_others_hold_is_not_kept_waiting_for_the_next_round(
 
 
 def test_a_look_that_somebody_waits_for_takes_few_others_along() -> None:
-    """A round of many sessions takes its share of such a look, but not more."""
+    """With many sessions, the periodic round takes its share of such a look, but not more."""
 
     async def story() -> tuple[set[SessionId], set[SessionId]]:
         everybody = [Target(SessionId(f"k{n}"), ProcessRef(n, n)) for n in range(1, 3 * AT_ONCE)]
@@ -64,7 +64,8 @@ async def _free_bytes() -> int:
 
 
 async def _looks(*, waits: bool, enough: int) -> int:
-    """How often it has looked when it is at rest for long, or has looked often enough."""
+    """Return how often the observer has looked when it rests for long, or has looked ``enough``
+    times."""
     looks = 0
     done = asyncio.Event()
 

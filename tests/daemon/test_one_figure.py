@@ -1,4 +1,4 @@
-"""A waiter, a watcher and whoever asks for the status read the same figure of a wait."""
+"""Tests that a waiter, a watcher and a reader of the status see the same figure of a wait."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def figures(talker: Talker, kind: str) -> list[Any]:
 def test_the_figure_of_a_wait_is_the_same_wherever_it_is_read(
     start: Callable[..., Daemon], program: Callable[..., SessionProgram]
 ) -> None:
-    """Nothing happens during the wait, and one socket keeps the order of what the daemon sends: a
-    message to the waiter and the watcher's status of one round have exactly the same figures, and
-    an answer has figures between those of the rounds before and after it."""
+    """Nothing happens during the wait, and one socket keeps the order of the daemon's messages. So
+    the message to the waiter and the watcher's status of one round have exactly the same figures,
+    and the figures of an answer lie between those of the rounds before and after it."""
     daemon = start("1x256MiB", "--tq", "600", "--anti-thrash", "always")
     holder = program(daemon, 150)
     holder.start_burst()

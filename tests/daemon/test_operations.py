@@ -1,4 +1,4 @@
-"""Operations: outcomes, deadlines, hangs and faults of our own; with the fake pager."""
+"""Tests of operations with the fake pager: outcomes, deadlines, hangs and faults of our own."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_refusals_and_our_own_faults_are_outcomes(
 
 
 def test_a_resume_of_what_is_out_tells_so(world: World) -> None:
-    """A page-out that a killed daemon had begun may come true after its successor has looked."""
+    """The page-out of a killed daemon may take effect after its successor has looked."""
     world.perform(PageOut)
     failed = world.perform(Resume, 2)
     assert isinstance(failed, ev.ResumeFailed)

@@ -1,5 +1,4 @@
-"""A session's process is killed while its child, which uses the GPU, is paged out: the child must
-not stay frozen for ever."""
+"""Tests that a paged-out child runs on when the process of its session is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another user of the machine may see and do. Needs root, to become other users."""
+"""Tests of what another user of the machine may see and do. They need root."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def somebody() -> Iterator[Callable[..., Somebody]]:
 
 @pytest.fixture
 def shared(start: Callable[..., Daemon]) -> Daemon:
-    """A root daemon that everybody can reach."""
+    """Start a root daemon that everybody can reach."""
     group = grp.getgrgid(0).gr_name
     daemon = start("1x64MiB", "--admin-group", group)
     daemon.directory.chmod(0o755)
@@ -131,8 +131,8 @@ def test_settings_need_the_owner_or_the_group(
 
 
 def test_a_connection_does_not_outlive_its_user(shared: Daemon) -> None:
-    """It was opened as one user; its process belongs to another one when it says hello, as if the
-    pid had passed on."""
+    """One user opens the connection; when it says hello, its process belongs to another user, as if
+    the pid had been reused."""
     (path,) = shared.sockets()
     pid = os.fork()
     if pid == 0:
@@ -183,18 +183,18 @@ def test_one_user_cannot_take_all_connections(
 
 
 COMPILED_WITHIN_S = 90.0
-"""Her cache is empty: her daemon compiles the emulated driver, for seconds on a quiet machine."""
+"""Her cache is empty, so her daemon compiles the emulated driver, which takes seconds."""
 
 
 @pytest.fixture
 def private() -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """A daemon that Alice runs for herself, in a directory that it makes."""
+    """Start a daemon that Alice runs for herself, in a directory that it makes."""
     home = Path(tempfile.mkdtemp(prefix="kw-"))
     os.chown(home, ALICE, ALICE)
     home.chmod(0o755)
     place = home / "s"
     with (home / "log").open("wb") as log:
-        # She may read this Python and this checkout, wherever they lie; nothing more.
+        # She may read this Python and this checkout, and nothing else.
         process = subprocess.Popen(
             ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups",
              "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
@@ -229,7 +229,7 @@ def test_a_private_daemon_is_out_of_reach_of_others(
     alice = somebody(path, ALICE)
     assert alice.hello(role="session")["type"] == "welcome"
     assert alice.ask("set", tq_s=3)["type"] == "ok"
-    # Even where the directory was opened by mistake, the socket's own mode holds.
+    # The socket's own mode protects it even if the directory is opened by mistake.
     place.chmod(0o755)
     assert "refused" in somebody(path, BOB).answer()
     with Talker(path) as root:

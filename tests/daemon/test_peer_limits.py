@@ -1,5 +1,8 @@
-"""The table of everything that peers can make a daemon hold: somebody goes beyond each share in
-turn, is refused or has to wait, which is counted, and another user is served."""
+"""Tests of each row of the table of what peers can make a daemon hold.
+
+One user exceeds the share and is refused or has to wait, which is counted, and another user is
+served.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,13 @@ if TYPE_CHECKING:
     Excess = Callable[[RootDaemon], AbstractContextManager[object]]
 
 FEW_DESCRIPTORS = 2000
-"""With so many, the limits of what takes descriptors are about a fifth: quick to reach."""
+"""With so few, the limits on descriptors are about a fifth, and reached quickly."""
 
 BY_NAME = {limit.name: limit for limit in fitted(FEW_DESCRIPTORS)}
 
 
 USERS_OF_EXCESS = itertools.count(54400)
-"""Each time another one: what a user has used up (new connections, requests) comes back slowly."""
+"""Each test takes another uid, since used requests and connections come back slowly."""
 
 
 def more_of(role: str, count: int, *said: dict[str, object]) -> Excess:
@@ -53,7 +56,7 @@ def beyond(name: str) -> int:
 
 
 USERS = 7
-"""Who take all that they may, one after the other; each leaves half of what was there."""
+"""The users who take all they may, one after the other; each leaves half of the rest."""
 
 
 EXCESS: dict[str, Excess] = {
@@ -91,7 +94,7 @@ EXCESS: dict[str, Excess] = {
 
 
 ELSEWHERE = {limits.OUTBOX_BYTES}
-"""Takes more answers than a test can have asked for: see the next test but one."""
+"""It takes more answers than one test can request; see the test after the next."""
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +140,7 @@ def test_each_row_says_what_how_much_and_why() -> None:
 
 
 class Deaf:
-    """Receives connections that read nothing."""
+    """Accepts connections and reads nothing from them."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []

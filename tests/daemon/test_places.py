@@ -1,4 +1,4 @@
-"""Directories, locks and sockets of a daemon."""
+"""Tests of a daemon's directories, locks and sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_new_directory_is_private(tmp_path: Path) -> None:
     place = tmp_path / "a" / "b"
     prepare_directory(place)
     assert place.stat().st_mode & 0o777 == 0o700
-    prepare_directory(place)  # and may be used again
+    prepare_directory(place)  # and it may be used again
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
@@ -94,7 +94,7 @@ def test_an_address_that_is_made_again_keeps_no_descriptor_of_the_old_one(tmp_pa
 
 @pytest.mark.parametrize("turns", range(5))
 def test_an_address_that_is_closed_is_not_made_again(tmp_path: Path, turns: int) -> None:
-    """Somebody has asked for it just before: the wait that ends by that takes no cancellation."""
+    """A wait that ends because another caller has just asked does not react to a cancellation."""
     asyncio.run(_asked_for_and_closed(tmp_path / "s.sock", turns))
 
 

@@ -1,4 +1,4 @@
-"""Policy and priorities of a real daemon: chosen, changed live, kept over a crash.
+"""Tests of the policy and priorities of a real daemon: choice, live change, and after a crash.
 
 At the end of each test the journals are replayed: the scheduler must decide the same again.
 """

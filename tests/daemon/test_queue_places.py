@@ -1,4 +1,4 @@
-"""Who waits outside the queue, beyond its user's share of places."""
+"""Tests of sessions that wait outside the queue, beyond their user's share of places."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def some_member(number: int) -> SessionRecord:
 def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
     asked: tuple[int, ...],
 ) -> None:
-    """Else nobody would ever grant the burst that the client waits for."""
+    """Otherwise no grant would reach the burst that the client waits for."""
     lined_up: list[tuple[SessionRecord, int]] = []
 
     def line_up(member: SessionRecord, client_burst: int) -> None:

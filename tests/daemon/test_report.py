@@ -1,4 +1,4 @@
-"""What readers get to see, however many sessions there are; and how often they get it."""
+"""Tests of what readers see with many sessions, and how often they get it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALICE, BOB, ROOT = Peer(10, 1000, 1000), Peer(11, 1001, 1001), Peer(12, 0, 0)
 
 
 class Sessions:
-    """So many sessions of Alice, and one of Bob's, the last; with names of that length."""
+    """The given number of sessions of Alice, then one of Bob, with names of the given length."""
 
     def __init__(self, count: int, name: str) -> None:
         self.scheduler = Scheduler(
@@ -113,7 +113,7 @@ def test_a_story_is_ones_own_only() -> None:
 
 
 def test_a_status_fits_one_line_however_long_the_names_are() -> None:
-    """It says how many it leaves out, and that are not the reader's."""
+    """It says how many sessions it omits; these are not the reader's."""
     world = Sessions(2047, "\N{SNOWMAN}" * 200)
     all_ = _read(world.reporter.status_line(BOB, NS_PER_S)).gpu
     assert any(session.mine for session in all_.sessions)
@@ -142,7 +142,7 @@ class Connections:
 
 
 class Slow:
-    """A reporter that counts, and takes its time."""
+    """A reporter that counts its reports and takes time for each."""
 
     def __init__(self, block_s: float = 0.0) -> None:
         self.made = 0
@@ -170,7 +170,7 @@ def _announce(watchers: list[Watcher], reporter: Slow, for_s: float, events: int
 def test_many_changes_are_few_words() -> None:
     watcher, reporter = Watcher(), Slow()
     _announce([watcher], reporter, for_s=0.6, events=300)
-    assert 1 <= len(watcher.lines) <= 100  # 12 on a machine with nothing else to do
+    assert 1 <= len(watcher.lines) <= 100  # 12 on an idle machine
 
 
 def test_a_status_is_made_once_for_all_watchers_of_a_user() -> None:

@@ -1,4 +1,4 @@
-"""The roster on disk: whole or not at all, and believed only as far as it can be true."""
+"""Tests of the roster on disk: written whole or not at all, and trusted only as far as possible."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_from_before_it_said_who_has_left_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["boot_id", "version"])
 def test_of_another_boot_or_version_only_the_numbers_count(tmp_path: Path, field: str) -> None:
-    """Pids mean nothing then; but no operation's number may come again."""
+    """Pids mean nothing then, but the number of an operation must not be reused."""
     path = tmp_path / "r.roster"
     values = {"boot_id": "another", "version": 99}
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(ROSTER, **{field: values[field]})))

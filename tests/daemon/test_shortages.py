@@ -1,4 +1,4 @@
-"""A daemon without a descriptor to spare: clients hear that it is full, and come again."""
+"""Tests of a daemon without a spare descriptor: clients hear that it is full, and retry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Stumbling:
-    """A receiver that does ``what`` for each message."""
+    """A receiver that calls ``what`` for each message."""
 
     def __init__(self, what: Callable[[], object]) -> None:
         self._what = what
@@ -50,7 +50,7 @@ class Stumbling:
 
 
 def last_word(what: Callable[[], object]) -> Error:
-    """What a client hears whose message makes the daemon do ``what``."""
+    """Return the error that a client gets if its message makes the daemon call ``what``."""
 
     async def run() -> bytes:
         ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Whom a daemon that ends pages in, and in which order."""
+"""Tests of which sessions a daemon pages in when it ends, and in which order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = [Target(SessionId(f"k{n}"), ProcessRef(n, n)) for n in range(1, 3 * LOOKS_
 
 
 class Recorded(FakePager):
-    """Records the most looks side by side."""
+    """A pager that records the largest number of simultaneous looks."""
 
     def __init__(self) -> None:
         super().__init__(total_bytes=1024 * MIB)

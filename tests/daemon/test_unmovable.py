@@ -1,4 +1,4 @@
-"""A program that the driver would kill if it moved it: refused beforehand, in everybody's sight.
+"""Tests of a program that a move would kill: the daemon refuses, and says so to everybody.
 
 The emulated driver 595 ends a program with an NCCL communicator at its checkpoint, as the real one
 does.
@@ -62,7 +62,7 @@ def test_a_program_with_nccl_is_left_where_it_is_and_everybody_sees_why(
 def test_a_program_whose_code_broke_is_tried_once_and_told_to_restart(
     start: Start, program: Program
 ) -> None:
-    """Without the owner of its memory nobody can give that back but its end."""
+    """Without a library that owns the memory, only the program's end frees it."""
     daemon = start("1x128MiB", "--idle-after", "0.3")
     broken, beside = program(daemon, 40), program(daemon, 35)
     error = broken.worker.fails("begin(); launch('fill_u32', 8, 1, 1); sync()")
@@ -85,14 +85,15 @@ def test_a_program_whose_code_broke_is_tried_once_and_told_to_restart(
 def test_a_program_whose_library_is_not_connected_is_left_to_itself(
     start: Start, program: Program, tmp_path: Path
 ) -> None:
-    """Its gate is open, and only its library could shut it: the driver must not have it."""
+    """Its gate is open and only its library can shut it, so the driver must not take the
+    process."""
     daemon = start("1x64MiB", "--idle-after", "0.3")
     tried = emulator.faults(daemon.state_path)
     tried.set("checkpoint_fail", count=-1)
     elsewhere = {"KIWI_SOCKET_DIR": str(tmp_path)}
     one = SessionProgram(daemon, 40, environment=elsewhere)
     try:
-        # Only a daemon that has seen what ``one`` has keeps ``other`` waiting for it.
+        # Only a daemon that knows the size of ``one`` makes ``other`` wait.
         daemon.wait_for(
             lambda s: any(x.pid == one.pid and x.resident_bytes >= 40 * MIB for x in s.sessions),
             "its memory is known",
@@ -112,7 +113,7 @@ def test_a_program_whose_library_is_not_connected_is_left_to_itself(
 
 
 def test_with_mig_no_move_is_ever_tried(start: Start, program: Program) -> None:
-    """NVML says that MIG is on, so that the first checkpoint need not find it out."""
+    """NVML reports that MIG is on, so that no checkpoint has to find it out."""
     daemon = start("1x128MiB")
     emulator.set_manner(daemon.state_path, "mig")
     tried = emulator.faults(daemon.state_path)

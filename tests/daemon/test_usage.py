@@ -1,5 +1,5 @@
-"""What users and notebooks have had: taken from real schedulers and daemons, over crashes, and for
-whom there are names."""
+"""Tests of the usage of users and notebooks, with real schedulers and daemons, over crashes, and of
+who sees names."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_usage_is_what_the_scheduler_says_and_outlives_the_daemon(
     (user,) = usage(daemon, UsageBy.USER).rows
     assert user.held_s == pytest.approx(sum(row.held_s for row in report.rows))
     assert usage(daemon, since_unix_s=time.time() + 10 * FINE_S).rows == []
-    # A clean end writes what is left; the next daemon goes on from there.
+    # A clean end writes the rest; the next daemon continues from there.
     assert daemon.terminate() == 0
     daemon.start()
     again = usage(daemon)
@@ -120,7 +120,7 @@ def test_a_daemon_killed_in_mid_burst_loses_little_and_counts_nothing_twice(
     one.start_burst()
     wait_until(one.granted, "it has the GPU")
     wait_until(lambda: row_of(usage(daemon), "one").held_s > 0.3, "its burst is counted")
-    known = usage(daemon)  # in the file by now
+    known = usage(daemon)  # the file has it by now
     old = daemon.kill_child()
     daemon.wait_for(lambda s: s.daemon_pid != old and len(s.sessions) == 2, "a new daemon")
     after = usage(daemon)
@@ -177,7 +177,7 @@ def test_other_users_get_one_sum(start: Start, somebody: Callable[..., Somebody]
 
 
 class Names:
-    """Stands for ``Members``: everybody is known by their id."""
+    """Replace the registry: every session's name is its id."""
 
     def __init__(self, uid: int = 1000) -> None:
         self.uid = uid
@@ -235,7 +235,7 @@ def test_one_that_departs_keeps_its_last_seconds(tmp_path: Path) -> None:
         await place.keeper.close(5)
         assert place.totals()["a.ipynb"].held_ns >= 50_000_000
         assert place.totals()["a.ipynb"].bursts == 1
-        # The same process may join again: it counts from nothing.
+        # The same process may join again and counts from zero.
         again = Place(tmp_path / "u")
         again.begin("a")
         await again.keeper.close(5)
@@ -300,7 +300,7 @@ def test_made_up_names_are_counted_together(
 
 
 def test_a_slow_disk_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it writes in the end is written once."""
+    """What the disk writes in the end is written once."""
     add = Ledger.add
     goes_on = threading.Event()
 

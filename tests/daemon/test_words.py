@@ -1,4 +1,4 @@
-"""Plain words exist for everything that users are told."""
+"""Tests that plain words exist for everything that users are told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEEDS_NO_REMEDY = {
     Notice.PAGE_OUT_REFUSED,
     Notice.UNSTUCK,
 }
-"""They pass by themselves; all others say what to do."""
+"""These pass by themselves; all others say what to do."""
 
 
 @pytest.mark.parametrize("notice", list(Notice))

@@ -1,4 +1,4 @@
-"""Real kernels beside a real daemon on an emulated GPU; whatever a test does, nothing is left."""
+"""Fixtures: real kernels beside a real daemon on an emulated GPU; nothing is left afterwards."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def library() -> Path:
-    """Built once beforehand: a daemon that a test kills must not die over a compilation, whose
-    temporary files nobody would remove."""
+    """Build the library first. A daemon that a test kills must not be compiling, since nobody would
+    remove the temporary files."""
     return preload.library()
 
 
 @pytest.fixture(autouse=True)
 def private_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Temporary files of the test go here; it leaves neither files nor processes."""
+    """Put the test's temporary files here, and check that it leaves neither files nor processes."""
     with nothing_left(monkeypatch) as directory:
         yield directory
 
 
 @pytest.fixture
 def stack(private_tmp: Path) -> Iterator[ExitStack]:
-    """Ends what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
+    """End what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture(scope="module", params=BOTH, ids=str)
 def pager(request: pytest.FixtureRequest) -> PagerUnderTest:
-    """Whoever asks for it runs twice: beside its daemon everything is moved by the driver's
-    checkpoint, then by the library that is preloaded.
+    """Run a test twice: the driver's checkpoint moves all memory, then the preloaded library does.
 
-    Asked for where memory moves, the GPU is asked for, or something dies. Not: what users are told
-    when the driver fails or hangs (it is the driver's), policies and how long waits are (the
-    scheduler's), kernels that other tools start (nothing is preloaded into them).
+    Tests use it if memory moves, the GPU is requested, or a process dies. They do not use it for
+    what users are told when the driver fails or hangs (this concerns the driver), for policies and
+    the length of waits (the scheduler), or for kernels that other tools start (nothing is preloaded
+    there).
     """
     found: PagerUnderTest = request.param
     return found
@@ -58,7 +58,7 @@ def pager(request: pytest.FixtureRequest) -> PagerUnderTest:
 
 @pytest.fixture
 def make_daemon(stack: ExitStack, request: pytest.FixtureRequest) -> Callable[..., Daemon]:
-    """``make_daemon("1x256MiB", "--tq", "1")``: a running ``kiwi daemon``."""
+    """``make_daemon("1x256MiB", "--tq", "1")`` returns a running ``kiwi daemon``."""
     asked = "pager" in request.fixturenames
     pager = request.getfixturevalue("pager") if asked else CHECKPOINT
 
@@ -70,7 +70,7 @@ def make_daemon(stack: ExitStack, request: pytest.FixtureRequest) -> Callable[..
 
 @pytest.fixture
 def kiwi() -> Callable[..., Result]:
-    """``kiwi(daemon, "status", "--json")``: the command line beside that daemon, to its end."""
+    """``kiwi(daemon, "status", "--json")`` runs a command beside that daemon to its end."""
 
     def run(daemon: Daemon, *args: str) -> Result:
         return finish(start_kiwi(*args, **daemon.env))
@@ -80,8 +80,8 @@ def kiwi() -> Callable[..., Result]:
 
 @pytest.fixture
 def make_notebook(stack: ExitStack) -> Callable[..., Notebook]:
-    """``make_notebook(daemon, "A", mib=150)``: a plain kernel, as Jupyter starts it for A.ipynb;
-    with ``mib`` it has filled so much of the GPU already."""
+    """``make_notebook(daemon, "A", mib=150)`` starts a plain kernel, as Jupyter does for A.ipynb.
+    With ``mib`` it has already filled that much of the GPU."""
 
     def make(daemon: Daemon, name: str, mib: int = 0, *, config: str = "", **env: str) -> Notebook:
         environment = daemon.env | {"JPY_SESSION_NAME": f"/home/somebody/{name}.ipynb"} | env

@@ -1,4 +1,4 @@
-"""Everything that a cell may be, while it has to wait for the GPU: the same as without Kiwi."""
+"""Tests that each kind of cell shows the same while it waits for the GPU as without Kiwi."""
 
 from __future__ import annotations
 
@@ -113,12 +113,13 @@ def test_cells_in_contention_do_what_they_do_without_kiwi(
     enough = daemon.directory / "enough"
     loop = other.work(until=enough)
     cells = [_run(notebook.kernel, code) for code in CELLS]
-    for cell, without in zip(cells, expected, strict=True):  # now: some print after their end
+    # only now, because some print after their end
+    for cell, without in zip(cells, expected, strict=True):
         assert _comparable(cell) == _comparable(without), cell.code
     _subshells(notebook)
     enough.touch()
     other.finish(loop)
-    notebook.wait_state("idle", "paged-out")  # no thread or task of it counts as left over
+    notebook.wait_state("idle", "paged-out")  # no thread or task counts as left over
     for one in (other, notebook):
         one.assert_intact()
     assert_books_agree(daemon)
@@ -131,7 +132,7 @@ def test_cells_in_contention_do_what_they_do_without_kiwi(
 
 
 def _plain_kernel(private_tmp: Path, stack: ExitStack) -> Kernel:
-    """Without Kiwi, on an emulated GPU of its own."""
+    """Start a kernel without Kiwi, on its own emulated GPU."""
     state = private_tmp / "plain"
     stack.callback(lambda: [_remove(path) for path in private_tmp.glob("plain*")])
     emulator.create_state(state, emulator.parse_gpus("128MiB"))
@@ -153,7 +154,7 @@ def _files(kernel: Kernel) -> None:
 
 
 def _run(kernel: Kernel, code: str) -> Cell:
-    """Answers ``100`` when it asks for something."""
+    """Run the cell, and answer ``100`` if it asks for input."""
     cell = kernel.send(code, allow_stdin=True)
     kernel.until(lambda: cell.done or cell.of_type("input_request"), code)
     if cell.of_type("input_request"):
@@ -166,8 +167,8 @@ _PLACES = re.compile(r"(/[\w.+-]+)+")
 
 
 def _comparable(cell: Cell) -> list[Any]:
-    """What would be saved, without times and places, and without the line that was there while
-    it waited and is empty now: these cells come from a console, which saves no outputs."""
+    """Return what would be saved, without times and paths, and without the empty line that is left
+    of a wait: these cells come from a console, which saves no outputs."""
     assert cell.reply is not None
     outputs = [output for output in copy.deepcopy(cell.outputs()) if not _empty(output)]
     for output in outputs:
@@ -193,14 +194,14 @@ def _without_times(text: str) -> str:
 
 
 def _subshells(notebook: Notebook) -> None:
-    """Two cells of one kernel at the same time, with one lease: both get through."""
+    """Two cells of one kernel run at the same time with one lease, and both finish."""
     kernel = notebook.kernel
     subshell = notebook.subshell()
     if subshell is None:
         return
     set_up = "check(cuda.cuCtxSetCurrent(memory.context))"
     ask = f"{set_up}\ntotal = check(cuda.cuMemGetInfo())[1]"
-    # No results of last expressions: of two cells at once, IPython itself may lose one.
+    # Compare no results of last expressions: IPython itself may lose one of two cells'.
     side = kernel.send(ask, subshell=subshell)
     main = kernel.send("right = memory.right(2)")
     for cell in (main, side):

@@ -1,4 +1,4 @@
-"""Work on the CPU while others fill the GPU: it does not wait, and what does reach the GPU does."""
+"""Tests of CPU work while others fill the GPU: it does not wait unless it reaches the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 MIB = 72
-"""Of 128: two do not fit, and take turns."""
+"""Of 128 MiB: two do not fit, and take turns."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_two_fill_the_gpu_and_a_third_analyses_data(
         for code in CELLS:
             third.check(code)
     session = daemon.session(third.kernel.pid)
-    if session is not None:  # it is known if it had to look for a driver
+    if session is not None:  # the session exists if the cell had to look for a driver
         assert (session.waited_s, session.held_s, session.state.value) == (0.0, 0.0, "idle")
     assert states(a, b) == ["running", "waiting"]
     enough.touch()

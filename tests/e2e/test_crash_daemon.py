@@ -1,5 +1,7 @@
-"""The daemon is killed in each state, alone or with its supervisor, or told to leave: two notebooks
-lose nothing, and their cells show nothing of it but what their users have to know."""
+"""Tests of a daemon that is killed in each state, alone or with its supervisor, or told to leave.
+
+Two notebooks lose nothing, and their cells show only what their users have to know.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SHORT_CELL = "memory.step(write=True)\nprint('done')"
 
 @pytest.fixture(scope="module", autouse=True)
 def private_tmp() -> Iterator[Path]:
-    """For the module as a whole: its tests share one pair of notebooks."""
+    """Share the directory in this module, since its tests share one pair of notebooks."""
     with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
         yield directory
 
@@ -48,7 +50,7 @@ def arena(pager: PagerUnderTest) -> Iterator[Arena]:
 
 CASES = [
     *((CHECKPOINT, state, who) for who in ("child", "all") for state in STATES),
-    # Where the library moves, or keeps what the next daemon has to know.
+    # The states in which the library moves memory, or keeps what the next daemon has to know.
     *((IN_PROCESS, state, "child") for state in ("suspended", "paging-out", "paging-in")),
     *((IN_PROCESS, state, "all") for state in ("paged-out", "paging-in")),
 ]
@@ -80,7 +82,7 @@ def test_a_killed_daemon_loses_nothing(state: str, who: str, arena: Arena) -> No
 
 
 def _only_waited(outputs: list[dict[str, object]]) -> bool:
-    """Whether a notebook would save what the cell printed, and nothing else."""
+    """Return whether a notebook would save exactly what the cell printed."""
     return all(output.get("name") == "stdout" for output in outputs)
 
 
@@ -109,13 +111,13 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     a.finish(a_cell)
     assert b.is_out()
 
-    # A goes on without Kiwi, and says so.
+    # A continues without Kiwi, and says so.
     again = daemon.directory / "again"
     a_cell = a.work(until=again, write=True)
     a.kernel.until(lambda: without_a_daemon(a_cell), "A says that it goes on without a daemon")
     assert not b.kernel.finished(b_cell)
 
-    # The next daemon brings B back, though A is in the middle of a cell; A goes on afterwards.
+    # The next daemon brings B back, though A is in the middle of a cell; A continues afterwards.
     daemon.start()
     b.finish(b_cell)
     a.wait_state("running")
@@ -159,8 +161,9 @@ def test_one_that_stays_out_is_told(
     daemon.start()
     b.finish(cell)
     assert cell.text.endswith("INTACT\n")
-    # A left Kiwi with the old daemon and joined anew. What it holds must not pass for an outsider's
-    # until the next look at everybody, for B waits for that room: it is looked at at once.
+    # A left Kiwi with the old daemon and joined again. The daemon reads A's memory at once, so that
+    # it does not count as memory outside Kiwi until the next periodic reading: B waits for that
+    # room.
     events = [entry.event for entry in daemon.journal()]
     joined = [isinstance(e, SessionJoined) and e.session == a.id for e in events]
     since = len(joined) - joined[::-1].index(True)

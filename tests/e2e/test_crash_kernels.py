@@ -1,4 +1,4 @@
-"""A kernel is restarted, or killed, in each state: the other notebook goes on, nothing leaks."""
+"""Tests that a kernel may be restarted or killed in each state: the other notebook continues."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 GOES_ON_S = 1.0
-"""What users are promised."""
+"""The time within which the user is promised to continue."""
 SPARE_S = 2.0
-"""What two busy cores may add to it: a dozen processes take turns on them. Still far less than any
-time limit that could bring the other notebook back by accident (a quantum here is a minute)."""
+"""Added for two busy cores with a dozen processes. It is far less than any time limit that could
+bring the other notebook back by accident: a quantum here is a minute."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def private_tmp() -> Iterator[Path]:
-    """For the module as a whole: its tests share one pair of notebooks."""
+    """Share the directory in this module, since its tests share one pair of notebooks."""
     with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
         yield directory
 
@@ -51,7 +51,7 @@ def arena(pager: PagerUnderTest) -> Iterator[Arena]:
 
 CASES = [
     *((CHECKPOINT, state, way) for way in ("kill", "restart") for state in STATES),
-    # Where the library holds, moves, or has the memory.
+    # The states in which the library holds, moves, or has the memory.
     *((IN_PROCESS, state, "kill") for state in STATES if state not in ("waiting", "running")),
     *((IN_PROCESS, state, "restart") for state in ("suspended", "paging-in")),
 ]
@@ -86,7 +86,7 @@ def test_the_other_notebook_goes_on(state: str, way: str, arena: Arena) -> None:
 
 
 def _first_grant_ns(pair: TwoNotebooks, session: str, after_ns: int) -> int:
-    """When ``session`` got the GPU, by the journal."""
+    """Return when ``session`` got the GPU, from the journal."""
 
     def look() -> int:
         return next(

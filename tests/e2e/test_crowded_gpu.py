@@ -1,5 +1,7 @@
-"""What the GPU tests of the in-process pager stand on (``crowded_gpu``), on the emulated driver: a
-program that a rival makes move out and in again and again computes what it computes alone."""
+"""Tests of the base of the in-process pager's GPU tests (``crowded_gpu``), on the emulated driver.
+
+A program that is moved out and in repeatedly computes the same as alone.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""With the in-process pager the GPU is asked for by the first call that needs it, whoever makes
-it: what the cell analysis does not see waits at the gate, in C, and is served like any other."""
+"""Tests that, with the in-process pager, the first call that needs the GPU asks for it.
+
+A call that the cell analysis does not see waits at the gate, in C, and is served like any other.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures("pager")]
 
 MIB = 72
-"""Of 128: two do not fit."""
+"""Of 128 MiB: two do not fit."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def pager() -> PagerUnderTest:
 
 @pytest.fixture
 def daemon(make_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
-    """Nobody gets the GPU because a quantum ends; at the end, nobody has stumbled."""
+    """Start a daemon whose quanta never end during a test; at the end it has logged no error."""
     daemon = make_daemon("1x128MiB", "--tq", "600")
     yield daemon
     assert_books_agree(daemon)
@@ -44,7 +46,7 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
 
 @pytest.fixture
 def pair(daemon: Daemon, make_notebook: Callable[..., Notebook]) -> tuple[Notebook, Notebook]:
-    """B is out, A is idle."""
+    """Return two notebooks: A is idle, B is out."""
     b, a = make_notebook(daemon, "B", mib=MIB), make_notebook(daemon, "A", mib=MIB)
     b.wait_state("paged-out")
     return a, b
@@ -63,21 +65,21 @@ def later(go, done):
 
 
 def test_a_thread_that_was_started_earlier(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
-    """It lives on behind its cell, does nothing for long, and then needs the GPU: idle A makes
-    room for it."""
+    """It outlives its cell, does nothing for long, and then needs the GPU: idle A makes room for
+    it."""
     a, b = pair
     go, done = daemon.directory / "go", daemon.directory / "done"
     b.check(THREAD)
     b.check(
         f"threading.Thread(target=later, args=({str(go)!r}, {str(done)!r}), daemon=True).start()"
     )
-    b.wait_state("idle")  # its burst was over once the GPU had been idle for it
+    b.wait_state("idle")  # its burst ended after the GPU had been idle for it
     a.assert_intact()
     b.wait_state("paged-out")
     go.touch()
     wait_until(done.exists, "the thread has read its memory", 60.0)
     assert done.read_text() == "True"
-    b.wait_state("idle")  # the burst that the thread got ends by itself, too
+    b.wait_state("idle")  # the thread's burst ends by itself, too
     for notebook in (a, b):
         notebook.assert_intact()
 
@@ -92,14 +94,14 @@ def unseen(number):
     return error == 0 and hashlib.sha1(data.raw).digest() == memory.digests[number]
 """
 CALL = "%%kiwi cpu\nprint(unseen(3))"
-"""Its user says that it stays on the CPU, and is wrong."""
+"""The user says that it stays on the CPU, and is wrong."""
 
 
 def test_a_call_in_a_cell_that_passes_for_cpu(
     daemon: Daemon, pair: tuple[Notebook, Notebook]
 ) -> None:
-    """It waits while A computes, with the interpreter's lock, and A goes on; it is granted the GPU
-    when A's cell ends; a CPU cell asks for nothing."""
+    """It waits with the interpreter's lock while A continues, and gets the GPU when A's cell ends.
+    A CPU cell requests nothing."""
     a, b = pair
     b.check(UNSEEN)
     enough = daemon.directory / "enough"
@@ -120,8 +122,8 @@ def test_a_call_in_a_cell_that_passes_for_cpu(
 
 
 def test_an_interrupt_at_the_gate(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
-    """As in any call into C: Python's part of it comes when the call is over. Nothing is lost, and
-    the place in line is kept."""
+    """As in any call into C, Python handles the interrupt when the call is over. Nothing is lost,
+    and the place in line is kept."""
     a, b = pair
     b.check(UNSEEN)
     enough = daemon.directory / "enough"
@@ -154,7 +156,7 @@ def long_operation(seconds, begun):
 
 
 def test_an_interrupt_in_a_long_operation(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
-    """B waits meanwhile, and has the GPU once the operation has ended with KeyboardInterrupt."""
+    """B waits meanwhile, and gets the GPU once the operation has ended with KeyboardInterrupt."""
     a, b = pair
     a.check(LONG)
     begun = daemon.directory / "begun"
@@ -189,7 +191,7 @@ ASK_CHILD = "child.stdin.write('\\n'); child.stdin.flush(); print(child.stdout.r
 
 
 def test_a_child_without_the_library(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
-    """The library moves what the kernel has, the driver what the child has: both or neither."""
+    """The library moves the kernel's memory and the driver moves the child's: both or neither."""
     a, b = pair
     b.check(f"check(cuda.cuMemFree(memory.address))\nmemory = Memory({MIB - 24}, 9)")
     pid = int(b.check("%%kiwi gpu\n" + BARE_CHILD).text)

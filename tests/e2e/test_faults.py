@@ -1,8 +1,8 @@
-"""The driver fails, hangs or has no room: notebooks and `kiwi status` say it in plain words, what
-can be saved is, and the others go on.
+"""Tests of a driver that fails, hangs or has no room: notebooks and ``kiwi status`` say so in plain
+words, nothing is lost needlessly, and the others continue.
 
-The GPU has 128 MiB; two notebooks of 72 (and a context each) do not fit together, one of 8 fits
-beside each.
+The GPU has 128 MiB. Two notebooks of 72 MiB (and a context each) do not fit together; one of 8 MiB
+fits beside each.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FREE = "check(cuda.cuMemFree(memory.address))"
 
 @pytest.fixture
 def start(make_daemon: Callable[..., Daemon]) -> Iterator[Callable[..., Daemon]]:
-    """Daemons that must not have stumbled at the end."""
+    """Start daemons, and check at the end that they logged no error of their own."""
     made = []
 
     def make(*args: str) -> Daemon:
@@ -64,7 +64,7 @@ def start(make_daemon: Callable[..., Daemon]) -> Iterator[Callable[..., Daemon]]
 
 @pytest.fixture
 def kiwi_status(kiwi: Callable[..., Result]) -> Callable[[Daemon], str]:
-    """What `kiwi status` prints for people."""
+    """Return the text of ``kiwi status``."""
 
     def look(daemon: Daemon) -> str:
         result = kiwi(daemon, "status")
@@ -75,7 +75,7 @@ def kiwi_status(kiwi: Callable[..., Result]) -> Callable[[Daemon], str]:
 
 
 def waits_with(notebook: Notebook, cell: Cell, words: str) -> None:
-    """The line below the waiting cell says ``words``."""
+    """Wait until the line below the waiting cell says ``words``."""
     notebook.kernel.until(
         lambda: any(words in text for text in cell.displays()), f"{notebook.name} reads {words!r}"
     )
@@ -88,7 +88,7 @@ def has_problem(daemon: Daemon, notebook: Notebook, problem: str) -> None:
 
 
 def goes_on(notebook: Notebook, within_s: float = 10.0) -> None:
-    """A short GPU cell comes to a good end, soon."""
+    """Check that a short GPU cell succeeds soon."""
     began_s = time.monotonic()
     notebook.finish(notebook.work(steps=2), within_s)
     assert time.monotonic() - began_s < within_s
@@ -100,14 +100,16 @@ def test_a_lock_that_times_out(
     make_notebook: Callable[..., Notebook],
     kiwi_status: Callable[[Daemon], str],
 ) -> None:
-    """By a GPU kernel that runs very long; where the driver moves, once more by its mood."""
+    """A very long GPU kernel causes the first one; if the driver moves memory, a fault the
+    second."""
     daemon = start("--tq", "0.3", "--lock-timeout", "0.5")
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=72)
     a.check(SPIN)
     stop, begun = daemon.directory / "stop", daemon.directory / "begun"
     a_cell = a.start(f"long_kernel(6, {str(begun)!r})\n{gpu_cells.work(until=stop)}")
-    wait_until(begun.exists, "A's long kernel")  # before it A could be stopped like any other
+    # before its kernel has started, A can be stopped like any other
+    wait_until(begun.exists, "A's long kernel")
     b_cell = b.work(steps=5)
     has_problem(daemon, a, "page-out-refused")
     waits_with(b, b_cell, "the GPU memory of another notebook cannot be moved out at the moment")
@@ -167,8 +169,8 @@ def test_programs_outside_kiwi_hold_the_memory(
     b.finish(b_cell)
     b.assert_intact()
 
-    # The same behind the daemon's back: it looks at an idle GPU every few seconds only, so what
-    # it knows of room is old, and the restore itself is refused.
+    # The same while the daemon does not know it: it reads an idle GPU every few seconds only, so
+    # its figures are old, and the restore itself is refused.
     b.check("%kiwi release")
     daemon.wait_for(lambda _: b.state == "paged-out", "B is out")
     assert_books_agree(daemon)
@@ -186,7 +188,7 @@ def test_programs_outside_kiwi_hold_the_memory(
 
 
 class _outsider(Worker):  # noqa: N801 - used like a function
-    """A program that is no session of Kiwi's."""
+    """A program that is not a session of Kiwi."""
 
     def __init__(self, daemon: Daemon) -> None:
         super().__init__(emulator.environment(daemon.state_path, emulator.build()))
@@ -208,12 +210,12 @@ def test_driver_calls_that_hang(
     c = make_notebook(daemon, "C", mib=8)
     for _ in range(3):  # until its needs are known: a newcomer gets half of the GPU, or waits
         goes_on(c)
-        c.wait_state("idle")  # each burst ends with a look at what it holds
+        c.wait_state("idle")  # each burst ends with a reading of its memory
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=72)
     hangs = "A driver call that moves the GPU memory of this notebook hangs; the others go on"
 
-    # A is idle and has to go out for B, but that hangs.
+    # A is idle and has to go out for B, but its page-out hangs.
     faults.set("hang", pid=a.pid, operation="checkpoint")
     b_cell = b.work(steps=5)
     has_problem(daemon, a, "stuck")
@@ -227,7 +229,7 @@ def test_driver_calls_that_hang(
     b.finish(b_cell)
     has_problem(daemon, a, "")
 
-    # A wants to come back in, but that hangs.
+    # A is to come back, but its page-in hangs.
     assert a.state == "paged-out"
     faults.set("hang", pid=a.pid, operation="restore")
     a_cell = a.work(steps=5)
@@ -269,8 +271,8 @@ def test_a_page_out_that_fails_half_way(
     make_notebook: Callable[..., Notebook],
     kiwi_status: Callable[[Daemon], str],
 ) -> None:
-    """A kernel and its child: one is out already when the other cannot go; both come back, and
-    the next attempt moves both."""
+    """A kernel and its child: one is already out when the other cannot go. Both come back, and the
+    next attempt moves both."""
     daemon = start("--tq", "0.3")
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=40)
@@ -320,7 +322,7 @@ def test_contents_that_are_lost(
     a.kernel.restart(now=False)
     a.take(72, seed=7)
 
-    # In mid-cell: it stands still in a driver call that never returns, and says why all the same.
+    # In mid-cell it is stopped in a driver call that never returns, and still says why.
     stop = daemon.directory / "stop"
     a_cell = a.work(until=stop)
     a.wait_state("running")
@@ -360,7 +362,8 @@ def test_system_ram_is_full(
     assert shown is not None
     assert f"B.ipynb, held up: {words}" in shown
     info = b.kernel.ask("kernel_info_request", {}, control=True)["content"]
-    if "kernel subshells" in info.get("supported_features", []):  # else its shell waits
+    # otherwise its shell channel waits
+    if "kernel subshells" in info.get("supported_features", []):
         made = b.kernel.ask("create_subshell_request", {}, control=True)["content"]
         shown = b.kernel.check("%kiwi status", subshell=made["subshell_id"]).result
         assert shown is not None

@@ -1,5 +1,7 @@
-"""A kernel that stands still as a whole: its main thread keeps the interpreter's lock while the
-driver holds it, as some libraries do. It can say nothing then, and nothing may depend on it.
+"""Tests of a kernel whose main thread keeps the interpreter's lock while the driver holds it.
+
+Some libraries do this. The whole kernel is stopped then and can say nothing, so nothing may depend
+on its answers.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def frozen_loop(stop):
         rounds += 1
     return rounds
 """
-"""On plain ``ctypes``: ``cuda.bindings`` let the lock go in each call."""
+"""Plain ``ctypes``, because ``cuda.bindings`` releases the interpreter's lock in each call."""
 
 
 @pytest.mark.usefixtures("pager")
@@ -52,7 +54,7 @@ def test_a_frozen_kernel_comes_back(
     stop_a, stop_b = daemon.directory / "stop-a", daemon.directory / "stop-b"
     loop = f"print('rounds', frozen_loop({str(stop_a)!r}))"
 
-    # Held as a whole, while B works; its end is right.
+    # The whole kernel is held while B works; its result is correct.
     a_cell = a.start("%%kiwi gpu\n" + loop)
     a.wait_state("running")
     set_tq(daemon, 0.3)
@@ -64,7 +66,7 @@ def test_a_frozen_kernel_comes_back(
     b.finish(b_cell)
     assert a.finish(a_cell).text.startswith("rounds ")
 
-    # An interrupt that comes meanwhile takes effect when it is back.
+    # An interrupt that comes meanwhile takes effect when the kernel is back.
     stop_a.unlink()
     stop_b.unlink()
     a_cell = a.start("%%kiwi gpu\n" + loop)
@@ -81,7 +83,7 @@ def test_a_frozen_kernel_comes_back(
     assert a.check("1 + 1").result == "2"
     a.assert_intact()
 
-    # The daemon is killed meanwhile: the next one brings it back.
+    # The daemon is killed meanwhile: the next one brings the kernel back.
     stop_b.unlink()
     a_cell = a.start("%%kiwi gpu\n" + loop)
     a.wait_state("running")
@@ -104,7 +106,7 @@ def test_a_frozen_kernel_comes_back(
 
 
 def wait_frozen(daemon: Daemon, a: Notebook, b: Notebook) -> None:
-    """A is out in mid-cell and stays so; B works."""
+    """Wait until A is out in mid-cell and stays out while B works."""
     daemon.wait_for(lambda _: (a.state, b.state) == ("suspended", "running"), "A is out")
     set_tq(daemon, 60)
     daemon.wait_for(lambda _: (a.state, b.state) == ("suspended", "running"), "A stays out")
@@ -117,8 +119,8 @@ def set_tq(daemon: Daemon, tq_s: float) -> None:
 
 
 def stands_still(a: Notebook) -> None:
-    """Not one of its threads gets anywhere: it uses no CPU, and of its memory is out what the other
-    one needs: a library moves no more than that."""
+    """Check that no thread of A runs: it uses no CPU time, and the memory that B needs is out. A
+    library moves no more than that."""
     assert a.in_gpu_mib() < MIB_EACH
     before_s = cpu_s(a.pid)
     time.sleep(0.5)

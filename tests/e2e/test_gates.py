@@ -1,7 +1,7 @@
-"""Programs that wait for the GPU at every second call, suspended again and again.
+"""Tests of programs that wait for the GPU at every second call and are suspended repeatedly.
 
 The emulated driver (profile ``worst``) crashes a program that waits while it is checkpointed. Only
-a gate that is shut beforehand keeps such programs alive.
+a gate that is shut first keeps such programs alive.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ nbformat.write(notebook, sys.argv[2])
 """
 SEED = 12
 FEW, MANY = 20, 170
-"""Suspensions in one case. Three cases of ``MANY`` make more than 500 with each pager."""
+"""Suspensions in one case. Three cases of ``MANY`` are more than 500 with each pager."""
 
 WORST = {"KIWI_EMULATOR_DRIVER": "worst"}
 
@@ -74,7 +74,7 @@ def executed(stack: ExitStack) -> Callable[..., Executed]:
 
 
 class Executed:
-    """A notebook that ``nbclient`` executes in a process of its own."""
+    """A notebook that ``nbclient`` executes in its own process."""
 
     def __init__(self, daemon: Daemon, how: str, stop: Path) -> None:
         cells = [PRELUDE, sync_cells.SYNCHRONISING, sync_cells.make(MIB_EACH, 7)]
@@ -136,7 +136,7 @@ def _suspended(
     make_notebook: Callable[..., Notebook],
     executed: Callable[..., Executed],
 ) -> None:
-    """One kernel as VS Code starts it, one that nbclient starts; both run the same loop."""
+    """One kernel is started as VS Code does, the other by nbclient; both run the same loop."""
     daemon = make_daemon(
         "1x128MiB", "--tq", "0.2", "--swap-floor", "0", "--policy", "round-robin", **WORST
     )
@@ -166,7 +166,8 @@ def _suspended(
 def _until_suspended(
     daemon: Daemon, times: int, alive: Callable[[], None]
 ) -> tuple[SessionStatus, ...]:
-    """Until there were so many in all, at moments that nobody can foresee: the quantum changes."""
+    """Wait for this many suspensions in all. The quantum changes, so that nobody can foresee
+    them."""
     chance, client = random.Random(SEED), daemon.client()
     count, changed_s = 0, time.monotonic()
     try:
@@ -186,8 +187,8 @@ def _until_suspended(
 
 
 def _nobody_waits_for_more_than_a_turn(daemon: Daemon) -> None:
-    """While one waits, the other one gets the GPU once at most. Counted in turns: the clock of a
-    busy machine proves nothing."""
+    """While one waits, the other one gets the GPU at most once. The test counts turns, because the
+    clock of a busy machine proves nothing."""
     read = ledger.read(daemon.journal())
     turns = [
         sum(wait.from_ns <= hold.from_ns < wait.to_ns for hold in read.holds) for wait in read.waits

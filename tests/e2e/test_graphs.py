@@ -1,4 +1,4 @@
-"""A CUDA graph that a notebook captured before its memory went out does its work afterwards."""
+"""Tests that a CUDA graph that was captured before a page-out works afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which programs have Kiwi's gate, and what becomes of those that do not."""
+"""Tests of which programs have Kiwi's gate, and of programs without it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def python(source: str, mib: int) -> list[str]:
 
 
 class Program:
-    """A program under ``kiwi run``; ``before`` is what starts it (``env -u LD_PRELOAD``)."""
+    """A program under ``kiwi run``; ``before`` is the command that starts it (``env -u
+    LD_PRELOAD``)."""
 
     def __init__(self, daemon: Daemon, name: str, mib: int, *before: str) -> None:
         command = ["run", "--require", "--name", name, "--", *before]
@@ -71,7 +72,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Of the program itself, not of ``kiwi run``."""
+        """Return the pid of the program, not of ``kiwi run``."""
         of = self.process.pid
         (pid,) = Path(f"/proc/{of}/task/{of}/children").read_text().split()
         return int(pid)
@@ -122,7 +123,7 @@ def test_programs_under_kiwi_run_are_guarded_and_take_turns(
         assert program.session.guarded
         assert program.session.unguarded_text == ""
     wait_until(lambda: first.session and first.session.suspensions, "the first one was stopped")
-    # Whoever does not run hears the word when it is its turn again.
+    # A stopped program gets the notice when its turn comes again.
     assert second.end() == 0
     assert first.end() == 0
 

@@ -1,5 +1,5 @@
-"""Kernels that nobody looks at: notebooks executed by tools, kernels without a Jupyter server,
-daemons that start by themselves, and the demo."""
+"""Tests of kernels without a front end: notebooks executed by tools, kernels without a Jupyter
+server, daemons that start by themselves, and the demo."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CPU_ONLY = ("emulated_training.ipynb", "emulated_exploration.ipynb")
 
 @pytest.fixture(autouse=True)
 def empty_home(private_tmp: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
-    """For everything that is started here."""
+    """Use an empty home directory for everything that the test starts."""
     home = private_tmp / "home"
     stack.callback(shutil.rmtree, home)
     for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR",
@@ -47,15 +47,15 @@ def empty_home(private_tmp: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitSt
         place = home if name == "HOME" else home / name.lower()
         place.mkdir(mode=0o700)
         monkeypatch.setenv(name, str(place))
-    # A kernel with an empty home would have the library compiled in the background.
+    # Otherwise a kernel with an empty home compiles the library in the background.
     monkeypatch.setenv("KIWI_PRELOAD_LIBRARY", str(preload.library()))
 
 
 def test_notebooks_executed_by_tools_side_by_side(
     make_daemon: Callable[..., Daemon], stack: ExitStack
 ) -> None:
-    """The pair of examples, one by nbclient, one by papermill: both find their bytes right, and
-    what is saved has nothing of the waits in it."""
+    """nbclient executes one example, papermill the other. Both find their bytes unchanged, and the
+    saved notebooks contain nothing of the waits."""
     daemon = make_daemon("1x128MiB", "--tq", "0.5")
     one, other = (EXAMPLES / name for name in CPU_ONLY)
     results = {
@@ -81,7 +81,7 @@ def test_notebooks_executed_by_tools_side_by_side(
 def test_all_cells_of_an_example_can_be_run_again(
     make_daemon: Callable[..., Daemon], stack: ExitStack, name: str
 ) -> None:
-    """People do: the second run must not find the GPU full of what the first has left."""
+    """The second run must not find the GPU full of what the first one has left."""
     daemon = make_daemon("1x128MiB")
     notebook = json.loads((EXAMPLES / name).read_text())
     again = [{**cell, "id": f"{cell['id']}-again"} for cell in notebook["cells"]]
@@ -108,7 +108,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _saved_text(path: Path) -> str:
-    """All text of all outputs; fails if something of a wait was saved."""
+    """Return the text of all outputs; fail if a part of a wait was saved."""
     texts = []
     for cell in json.loads(path.read_text())["cells"]:
         for output in cell.get("outputs", []):
@@ -125,8 +125,8 @@ def _saved_text(path: Path) -> str:
 def test_a_kernel_without_a_jupyter_server(
     make_daemon: Callable[..., Daemon], stack: ExitStack
 ) -> None:
-    """As VS Code starts it: ``python -m ipykernel_launcher`` with a connection file, TCP, no
-    JPY_SESSION_NAME, and the notebook's name set by a silent cell."""
+    """VS Code starts kernels like this: ``python -m ipykernel_launcher`` with a connection file,
+    TCP, no JPY_SESSION_NAME, and a silent cell that sets the notebook's name."""
     daemon = make_daemon("1x128MiB", "--tq", "0.5")
     file, _ = write_connection_file(str(daemon.directory / "kernel-v2-1.json"), ip="127.0.0.1")
     process = _start(["-m", "ipykernel_launcher", f"--f={file}"], daemon, stack)
@@ -161,8 +161,8 @@ def test_a_kernel_without_a_jupyter_server(
 
 
 def _await_ready(client: BlockingKernelClient, process: subprocess.Popen[str]) -> None:
-    """A kernel on a busy machine may miss heartbeats while it starts: the client takes that for
-    its death. Only the process itself knows."""
+    """Wait for the kernel. On a busy machine a starting kernel may miss heartbeats, which the
+    client takes for its death; so this checks the process itself."""
     ends_at_s = time.monotonic() + 90
     while True:
         try:
@@ -181,9 +181,10 @@ def _collector(said: list[str]) -> Callable[[dict[str, Any]], None]:
 
 
 def test_two_kernels_start_one_daemon(private_tmp: Path, stack: ExitStack) -> None:
-    """There is none, and KIWI_DAEMON_ARGS says what one would be like: the first GPU cells of two
-    kernels, run at once, get the same one. Killed as a whole, it is started again by the kernels:
-    one of them is paged out. It ends at SIGTERM, leaves nothing, and stays away."""
+    """There is no daemon, and KIWI_DAEMON_ARGS gives its options. The first GPU cells of two
+    kernels run at once and get the same daemon. When it is killed with its supervisor, the kernels
+    start it again, although one of them is paged out. SIGTERM ends it; it leaves nothing and stays
+    away."""
     daemon = Daemon(private_tmp / "run", "1x256MiB")
     stack.callback(shutil.rmtree, daemon.directory, ignore_errors=True)
     stack.callback(lambda: [os.kill(pid, signal.SIGKILL) for pid in _daemons()])
@@ -214,12 +215,12 @@ def test_two_kernels_start_one_daemon(private_tmp: Path, stack: ExitStack) -> No
     os.kill(supervisor.pid, signal.SIGTERM)
     wait_until(lambda: not _daemons(), "the daemon ends")
     assert not daemon.sockets()
-    for kernel in (a, b):  # everything was brought back that could be; the rest says so
+    for kernel in (a, b):  # everything was brought back if possible; otherwise a message says so
         assert kernel.check("2 + 2").result == "4"
 
 
 def _daemons() -> set[int]:
-    """Pids of this test's ``kiwi daemon`` processes: found by what marks its environment."""
+    """Return the pids of this test's ``kiwi daemon`` processes, found by their environment."""
     mark = os.environ["KIWI_E2E_TEST"]
     found = set()
     for process in psutil.process_iter():

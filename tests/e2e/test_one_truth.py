@@ -1,7 +1,7 @@
-"""A crowded GPU, and every surface asked at random moments: no two say what cannot both be so.
+"""Tests that no two surfaces of a crowded GPU contradict each other at random moments.
 
-``KIWI_TRUTH_MOMENTS=200`` looks longer; ``-m 'slow or not slow'`` at the other policy, too. What
-the sidebar makes of the server's answer is tested with ``tests/support/surface_words.json``.
+``KIWI_TRUTH_MOMENTS=200`` reads more moments; ``-m 'slow or not slow'`` adds the other policy.
+``tests/support/surface_words.json`` tests what the sidebar shows of the server's answer.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 MOMENTS: Final = int(os.environ.get("KIWI_TRUTH_MOMENTS", "4"))
 QUIET_S: Final = 1.6
-"""The daemon speaks once a second: after this, every surface has heard of the last change."""
+"""The daemon sends news once a second: after this time every surface has the last change."""
 
 
 @dataclass
 class Moment:
-    """What all surfaces said while nothing changed but the time."""
+    """What all surfaces say while nothing changes but the time."""
 
     status: GpuStatus
     text: str
     rest: dict[str, Any]
     lines: dict[str, str]
-    """Below the cells, by notebook."""
+    """The lines below the cells, by notebook."""
 
     def check(self, notebooks: dict[str, Notebook]) -> None:
         status = self.status
@@ -87,7 +87,7 @@ class Moment:
             assert all(holder in line for holder in holders), (line, holders)
 
     def _check_bound(self) -> None:
-        """Who is first in line is not told a longer wait than the turn and the swap may last."""
+        """The first in line is told no longer wait than the turn and the swap may last."""
         left_s = [s.time_left_s for s in self.status.sessions if s.id in self.status.holders]
         for entry in self.status.queue[:1]:
             if entry.expected_low_s is None or not left_s or None in left_s:
@@ -96,7 +96,7 @@ class Moment:
             assert entry.expected_low_s <= max(map(float, left_s)) + 2 * swap_s + SLACK_S  # type: ignore[arg-type]
 
     def _fact(self, name: str) -> str:
-        """The lines of ``kiwi status`` that begin with ``name``."""
+        """Return the lines of ``kiwi status`` that begin with ``name``."""
         found = re.search(rf"^  {name} .*(?:\n {{12}}.*)*", self.text, re.M)
         assert found, self.text
         return found[0]
@@ -111,7 +111,7 @@ class Crowd:
     cells: dict[str, Cell]
 
     def moment(self) -> Moment | None:
-        """``None``: something changed meanwhile."""
+        """Read all surfaces; return ``None`` if something changed meanwhile."""
         serial = self.daemon.status().history_serial
         self._pump_for(QUIET_S)
         before = self.daemon.status()

@@ -1,5 +1,7 @@
-"""Programs that grow while they compute: with the in-process pager an allocation that finds no
-memory waits until there is some, and fails only where the whole GPU would not do."""
+"""Tests of programs that grow while they compute with the in-process pager.
+
+An allocation that finds no memory waits for it, and fails only if it exceeds the whole GPU.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,13 @@ def pager() -> PagerUnderTest:
 
 @pytest.fixture
 def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
-    """Nobody gets the GPU because a quantum ends."""
+    """Start a daemon whose quanta never end during a test."""
     return make_daemon(f"1x{GPU_MIB}MiB", "--tq", "600")
 
 
 def known_small(notebook: Notebook) -> None:
-    """Holds a tenth of the GPU, and has had bursts enough for Kiwi to expect no more of it."""
+    """Let a notebook hold a tenth of the GPU and make enough bursts that Kiwi expects no more of
+    it."""
     notebook.take(SMALL_MIB, seed=ord(notebook.name))
     notebook.check(GROW)
     for _ in range(4):
@@ -106,7 +109,7 @@ def test_one_grows_beside_an_idle_one_in_a_single_cell(
 def test_two_that_compute_and_outgrow_the_gpu_together(
     daemon: Daemon, make_notebook: Callable[..., Notebook]
 ) -> None:
-    """Both have the GPU, and each wants 60 % of it: one waits for the other, neither fails."""
+    """Both compute, and each wants 60 % of the GPU: one waits for the other, and neither fails."""
     pair = [make_notebook(daemon, name) for name in "AB"]
     for notebook in pair:
         known_small(notebook)
@@ -132,7 +135,7 @@ def test_two_that_compute_and_outgrow_the_gpu_together(
 def test_what_the_whole_gpu_would_not_hold_is_refused_at_once(
     daemon: Daemon, make_notebook: Callable[..., Notebook]
 ) -> None:
-    """As without Kiwi: the program sees it, keeps what it has, and goes on."""
+    """As without Kiwi, the program gets the error, keeps what it has, and continues."""
     a = make_notebook(daemon, "A", mib=SMALL_MIB)
     cell = a.run(f"check(cuda.cuMemAlloc({GPU_MIB + 1} * PIECE))")
     assert cell.error == "RuntimeError"

@@ -1,4 +1,4 @@
-"""Run All beside a training: the notebook's cells share a turn."""
+"""Tests of Run All beside a training: the notebook's cells share a turn."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def run_all(notebook: Notebook) -> None:
 def test_run_all_beside_a_training_is_few_turns(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
-    """B's ten cells take a turn or two; the same cells of C, which has no grace, one each. So the
-    training is stopped less often, and all contents survive. None of the three fits beside another.
-    """
+    """B's ten cells take one or two turns; the same cells of C, which has no grace, take one turn
+    each. So the training is stopped less often, and all contents survive. No two of the three fit
+    together."""
     daemon = make_daemon("1x128MiB", "--tq", "5")
     a = make_notebook(daemon, "A", mib=76)
     b, c = make_notebook(daemon, "B", mib=76), make_notebook(daemon, "C", mib=76, config=NO_GRACE)

@@ -1,4 +1,4 @@
-"""``kiwi run --pager inprocess``: the program asks for the GPU when it computes, and only then."""
+"""Tests that a program under ``kiwi run --pager inprocess`` asks for the GPU only to compute."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Program:
         return next(s for s in self.daemon.status().sessions if s.name == self.name)
 
     def wait_rests(self) -> None:
-        """Until it does not hold the GPU, though it lives."""
+        """Wait until it lives and does not hold the GPU."""
 
         def rests(status: GpuStatus) -> bool:
             (session,) = (s for s in status.sessions if s.name == self.name)
@@ -96,7 +96,8 @@ class Program:
 def test_two_programs_that_each_want_most_of_the_gpu(
     make_daemon: Callable[..., Daemon], stack: ExitStack
 ) -> None:
-    """Neither waits for the other's quantum, which is ten minutes; neither sees out-of-memory."""
+    """Neither waits for the other's quantum, which is ten minutes, and neither runs out of
+    memory."""
     daemon = make_daemon("1x256MiB", "--tq", "600")
     first = Program(daemon, "first")
     stack.callback(first.kill)
@@ -118,8 +119,8 @@ def test_two_programs_that_each_want_most_of_the_gpu(
 def test_a_program_that_is_out_when_its_kiwi_run_is_killed(
     make_daemon: Callable[..., Daemon], stack: ExitStack
 ) -> None:
-    """It is a session of its own then, and comes back when it is used: another one that is idle
-    makes room, as for any."""
+    """The program is then its own session, and comes back when it is used: another idle program
+    makes room for it."""
     daemon = make_daemon("1x256MiB", "--tq", "600", "--idle-after", "1")
     first = Program(daemon, "first")
     stack.callback(first.kill)

@@ -1,6 +1,6 @@
-"""The scene of ``scene.py`` under both policies, and what the simulator says of it.
+"""Tests of the scene of ``scene.py`` under both policies, and of the simulator's prediction.
 
-``benchmarks/bench_scene.py`` compares more of them, and more closely.
+``benchmarks/bench_scene.py`` compares more scenes, and more closely.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from kiwi_core.sched.replay import encode_line
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 SEED = 4
-"""By the simulator, its mean wait hardly depends on milliseconds: by 1 % under round robin, by 2 %
-under interactive. (With others a training that just gets in between, or not, makes 5 %.)"""
+"""A scene whose mean wait, in the simulator, hardly depends on milliseconds: by 1 % under round
+robin, by 2 % under interactive. (In other scenes it makes 5 % whether a training just gets in
+between.)"""
 
 RELATIVE, ABSOLUTE_S = 0.2, 0.5
-"""By so much the prediction of the mean wait may be wrong: a fifth, or on a busy machine a little
-more. A tenth of the scene's waits is seconds."""
+"""Tolerance of the predicted mean wait: a fifth, or a little more on a busy machine. Waits in this
+scene take seconds."""
 
 
 def test_a_training_and_four_notebooks_wait_as_the_simulator_says() -> None:
-    """Short cells wait less under ``interactive``; from the journal of either run the simulator
-    says how long they wait under each of the two. The command line says so, too."""
+    """Short cells wait less under ``interactive``. From the journal of either run, the simulator
+    and the command line tell how long they wait under both policies."""
     recorded = scene.play(SEED)
     fair, quick = measured = [scene.measured(recorded[policy]) for policy in scene.POLICIES]
     assert quick.mean_s < 0.85 * fair.mean_s, (quick, fair)

@@ -1,4 +1,4 @@
-"""Notebooks that fit together, many that do not, and programs beside them."""
+"""Tests of notebooks that fit together, of many that do not, and of programs beside them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_notebooks_that_fit_run_in_parallel(
     make_notebook: Callable[..., Notebook],
     kiwi: Callable[..., Result],
 ) -> None:
-    """anti-thrash ``always``: they never overlap; ``on`` and ``off``: they do, and nobody is
-    suspended. Changed live, each time to another value: a setting that changes nothing leaves no
-    entry in the journal."""
+    """With anti-thrash ``always`` they never overlap; with ``on`` and ``off`` they do, and neither
+    is suspended. Each change is to another value, because an unchanged setting makes no journal
+    entry."""
     daemon = make_daemon("1x256MiB", "--tq", "0.3")
     pair = a, b = make_notebook(daemon, "A", mib=60), make_notebook(daemon, "B", mib=60)
     for anti_thrash, together in (("always", False), ("on", True), ("off", True)):
@@ -67,7 +67,7 @@ def test_notebooks_that_fit_run_in_parallel(
 
 
 def _both_work(daemon: Daemon, a: Notebook, b: Notebook, together: bool) -> None:
-    """Until both hold the GPU at once, or one was stopped for the other."""
+    """Wait until both hold the GPU at once, or one was stopped for the other."""
     enough = daemon.directory / "enough"
     cells = {notebook: notebook.work(0.5, until=enough) for notebook in (a, b)}
 
@@ -104,8 +104,8 @@ TEN_BURSTS = 3
 def test_ten_notebooks_take_random_turns_for_a_minute(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
-    """30 % of the GPU each: three fit, ten do not. Every other one has the library. On a busy
-    machine they play on until each had its turns."""
+    """Each has 30 % of the GPU: three fit, ten do not. Every other one has the library. On a busy
+    machine they continue until each had its turns."""
     daemon = make_daemon("1x128MiB", "--tq", str(TEN_TQ_S))
     players = []
     for n in range(10):
@@ -130,7 +130,7 @@ def test_ten_notebooks_take_random_turns_for_a_minute(
 
 
 class _Player:
-    """Runs one random cell after another in its notebook; the same ones for the same seed."""
+    """Run one random cell after another in a notebook; the same ones for the same seed."""
 
     def __init__(self, notebook: Notebook, seed: int) -> None:
         self.notebook = notebook
@@ -140,7 +140,7 @@ class _Player:
         self._thinks_until_s = 0.0
 
     def play(self, go_on: bool) -> bool:
-        """One step, without waiting; false once its last cell is done."""
+        """Make one step without waiting; return false once the last cell is done."""
         if self._cell is not None:
             self.notebook.kernel.pump(0.001)
             if not self._cell.done:
@@ -196,8 +196,8 @@ sys.exit(7)
 def test_a_program_shares_fairly_with_a_notebook(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook], stack: ExitStack
 ) -> None:
-    """``kiwi run -- python script.py``: both make progress, in turns; its exit code is passed on;
-    Ctrl-C while it waits, and while it runs, leaves the notebook alone with the GPU."""
+    """``kiwi run -- python script.py``: both make progress in turns, and the exit code is passed
+    on. Ctrl-C, while the program waits and while it runs, leaves the GPU to the notebook."""
     daemon = make_daemon("1x128MiB", "--tq", "0.3", "--policy", "round-robin")
     script, enough = daemon.directory / "script.py", daemon.directory / "enough"
     script.write_text(PROGRAM)
@@ -226,8 +226,8 @@ def test_a_program_shares_fairly_with_a_notebook(
 def test_a_program_that_is_suspended_before_it_uses_cuda_waits_once_it_has_a_context(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook], stack: ExitStack
 ) -> None:
-    """It read data for longer than its quantum, say, before it made a context. The driver cannot
-    hold a process without one; the daemon holds it as soon as it has one."""
+    """The program works for longer than its quantum before it makes a context. The driver cannot
+    hold a process without a context; the daemon holds it as soon as it has one."""
     daemon = make_daemon("1x128MiB", "--tq", "0.3")
     script, enough, go = (daemon.directory / name for name in ("script.py", "enough", "go"))
     wait = (
@@ -249,7 +249,7 @@ def test_a_program_that_is_suspended_before_it_uses_cuda_waits_once_it_has_a_con
     daemon.wait_state(program.pid, "suspended")
     assert finish(start_kiwi("set", "tq=60", **daemon.env)).code == 0
     go.touch()
-    time.sleep(3.0)  # nothing must happen: there is no condition to wait for
+    time.sleep(3.0)  # nothing must happen, so there is no condition to wait for
     assert program.poll() is None, program.communicate()
     assert daemon.status().holders == [notebook.id]
     enough.touch()
@@ -302,7 +302,7 @@ def _ctrl_c_while_waiting(daemon: Daemon, script: Path, enough: Path) -> None:
 
 
 def _ctrl_c_while_running(daemon: Daemon, notebook: Notebook, script: Path, enough: Path) -> None:
-    """The terminal sends it to the program too."""
+    """The terminal sends the signal to the program, too."""
     program = start_kiwi(
         "run", "--require", "--", sys.executable, str(script), str(enough), **daemon.env
     )

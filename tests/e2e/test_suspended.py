@@ -1,4 +1,4 @@
-"""``kiwi suspend`` and ``kiwi resume`` with real notebooks: a cell stands still, and goes on."""
+"""Tests of ``kiwi suspend`` and ``kiwi resume`` with real notebooks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAID = "suspended by its user until kiwi resume"
 
 @pytest.fixture
 def run(kiwi: Callable[..., Result]) -> Callable[..., str]:
-    """A command that must succeed; what it printed."""
+    """Return a function that runs a command, which must succeed, and returns its output."""
 
     def do(daemon: Daemon, *args: str) -> str:
         result = kiwi(daemon, *args)
@@ -48,7 +48,7 @@ def test_a_cell_stands_still_until_it_is_resumed(
     make_notebook: Callable[..., Notebook],
     run: Callable[..., str],
 ) -> None:
-    """Though nobody waits. Another notebook has the GPU meanwhile, without any turn."""
+    """Nobody waits. Meanwhile another notebook has the GPU without any turn."""
     daemon = make_daemon("1x256MiB", "--tq", "600")
     a, b = make_notebook(daemon, "A", mib=150), make_notebook(daemon, "B", mib=150)
     enough = daemon.directory / "enough"
@@ -83,7 +83,7 @@ def test_an_idle_notebook_waits_with_its_next_cell(
     make_notebook: Callable[..., Notebook],
     run: Callable[..., str],
 ) -> None:
-    """CPU work goes on, and the wait can be interrupted like any other."""
+    """CPU work continues, and the wait can be interrupted like any other."""
     daemon = make_daemon("1x256MiB")
     a = make_notebook(daemon, "A", mib=100)
     run(daemon, "suspend", a.id)
@@ -122,7 +122,7 @@ def test_it_outlives_a_daemon_that_is_killed_but_not_one_that_is_told_to_end(
     assert a.session.kept_out == "its user"
     assert a.is_out()
     assert not cell.done
-    # A daemon that ends before the library is back cannot tell it that the memory is.
+    # A daemon that ends before the library has reconnected cannot tell it that the memory is back.
     wait_until(lambda: times_linked(daemon) > linked, "its library is back")
     assert daemon.terminate() == 0
     enough.touch()

@@ -1,4 +1,4 @@
-"""The timeline that Kiwi promises: two notebooks whose memories do not fit together take turns."""
+"""Tests of the promised timeline: two notebooks that do not fit together take turns."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _only_cpu_work(daemon: Daemon, a: Notebook) -> None:
 
 
 def _a_cpu_cell_of_b_runs_at_once(daemon: Daemon, b: Notebook) -> None:
-    """While A holds the GPU and B is paged out: it is not even asked for."""
+    """A holds the GPU and B is paged out; the cell does not even request the GPU."""
     before = b.session
     assert before.state == "paged-out"
     asked = _requests(daemon, b)
@@ -83,8 +83,8 @@ def _requests(daemon: Daemon, notebook: Notebook) -> int:
 
 
 def _b_waits_for_its_turn(a: Notebook, b: Notebook, number: int) -> None:
-    """3. to 5. B waits and sees where it stands, A is suspended in mid-cell, B runs and gives up
-    early, A goes on."""
+    """3. to 5. B waits and sees its place, A is suspended in mid-cell, B runs and gives up early, A
+    continues."""
     a.wait_state("running")
     stopped = a.session.suspensions
     cell = b.start(f"memory.step(write=True)\nprint('step', {number})")
@@ -102,7 +102,7 @@ def _b_waits_for_its_turn(a: Notebook, b: Notebook, number: int) -> None:
 
 
 def _status_agrees(daemon: Daemon, kiwi: Callable[..., Result], a: Notebook, b: Notebook) -> None:
-    """A goes on in the middle of its cell, and ``kiwi status --json`` says so."""
+    """A continues in the middle of its cell, and ``kiwi status --json`` says so."""
     a.wait_state("running")
     result = kiwi(daemon, "status", "--json")
     assert result.code == 0, result.err

@@ -1,4 +1,4 @@
-"""A notebook that waits for the GPU while another one has it: interrupts, and what it can see."""
+"""Tests of a notebook that waits while another one has the GPU: interrupts, and what it shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture
 def enough(daemon: Daemon) -> Path:
-    """Makes A's loop end."""
+    """Return the file that ends A's loop."""
     return daemon.directory / "enough"
 
 
@@ -40,7 +40,7 @@ def enough(daemon: Daemon) -> Path:
 def pair(
     daemon: Daemon, enough: Path, make_notebook: Callable[..., Notebook]
 ) -> Iterator[tuple[Notebook, Notebook]]:
-    """Both hold 60 %; A computes until ``enough``, which must do it no harm; B is paged out."""
+    """Both notebooks hold 60 %; A computes until ``enough`` without harm; B is paged out."""
     a, b = make_notebook(daemon, "A"), make_notebook(daemon, "B")
     a.take(76, 1)
     b.take(76, 2)
@@ -67,8 +67,8 @@ print("after")
 def test_interrupt_while_waiting(
     daemon: Daemon, enough: Path, pair: tuple[Notebook, Notebook]
 ) -> None:
-    """■ in a cell that waits: KeyboardInterrupt, its place is free, the kernel is as good as
-    before; in plain cells, with top-level await, and in magics that contain the GPU code."""
+    """■ in a waiting cell raises KeyboardInterrupt, frees its place, and leaves the kernel healthy,
+    in plain cells, with top-level await, and in magics that contain the GPU code."""
     a, b = pair
     b.check("import asyncio")
     for code in ("memory.step()", ASYNC_CELL, "%%time\nmemory.step()", "%%capture\nmemory.step()"):
@@ -94,8 +94,8 @@ def test_interrupt_while_waiting(
 def test_what_kiwi_says_in_each_state(
     daemon: Daemon, enough: Path, make_notebook: Callable[..., Notebook]
 ) -> None:
-    """``%kiwi status`` as text and HTML, from before the first GPU cell to ``%kiwi off``; the
-    other subcommands, each doing what it says."""
+    """``%kiwi status`` as text and HTML, from before the first GPU cell to ``%kiwi off``, and each
+    other subcommand."""
     a, b = make_notebook(daemon, "A"), make_notebook(daemon, "B")
     assert "has not used the GPU under Kiwi yet" in _status(b)["This notebook"]
     assert "%kiwi release" in b.check("%kiwi help").text
@@ -104,11 +104,11 @@ def test_what_kiwi_says_in_each_state(
     b.wait_state("idle")
     own = _status(b)
     size_mib = daemon.pager.mib(77) + CONTEXT_MIB
-    # Where the context may stay in the GPU, it goes as well once the room for others is short.
+    # If the context may stay in the GPU, it goes out too once there is too little room for others.
     out = f"({size_mib}|{size_mib - CONTEXT_MIB})" if daemon.pager.leaves_context else f"{size_mib}"
-    out += r"(\.\d)?"  # with a stream of the library's
+    out += r"(\.\d)?"  # with a stream of the library
     left = rf"(0 B|{CONTEXT_MIB}(\.\d+)? MiB)" if daemon.pager.leaves_context else "0 B"
-    some = r"(\.\d)?"  # a stream of the library's
+    some = r"(\.\d)?"  # a stream of the library
     assert re.match(rf"idle, {size_mib}{some} MiB in the GPU", own["This notebook"]), own
     own_pager = "moved by Kiwi's own pager" in own["This notebook"]
     assert own_pager == daemon.pager.leaves_context, own
@@ -134,13 +134,13 @@ def test_what_kiwi_says_in_each_state(
 
 
 def _status(notebook: Notebook, code: str = "%kiwi status") -> dict[str, str]:
-    """The rows of ``%kiwi status``, the last one of each name; text and HTML say the same."""
+    """Return the rows of ``%kiwi status``, the last of each name; text and HTML agree."""
     cell = notebook.check(code)
     data = cell.of_type("execute_result")[-1]["content"]["data"]
     rows = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in data["text/plain"].splitlines())
     for text in rows.values():
         assert html.escape(text) in data["text/html"]
-    # The library has a few KiB of code of its own in the GPU.
+    # The library has a few KiB of its own code in the GPU.
     return {name: text.replace(".0 MiB", " MiB") for name, text in rows.items()}
 
 
@@ -153,7 +153,7 @@ def _why(b: Notebook) -> None:
 
 
 def _status_while_waiting(a: Notebook, b: Notebook) -> None:
-    """B's main thread waits, so it is asked through a subshell."""
+    """B's main thread waits, so the test asks through a subshell."""
     shell = b.subshell()
     if shell is None:
         return
@@ -177,14 +177,14 @@ def _release(daemon: Daemon, a: Notebook) -> None:
     assert "is being moved out" in a.check("%kiwi release").text
     a.wait_state("paged-out")
     assert a.is_out()
-    contexts = 2 * CONTEXT_BYTES if daemon.pager.leaves_context else 0  # A's, and B's
+    contexts = 2 * CONTEXT_BYTES if daemon.pager.leaves_context else 0  # of A and B
     assert daemon.books().gpus[0].used_bytes <= contexts + 2 * LEFT_BYTES
     a.assert_intact()
 
 
 def _off_and_on(daemon: Daemon, a: Notebook, b: Notebook) -> None:
-    """``%kiwi off`` on a notebook that is paged out: its memory comes back, it leaves; then its
-    cells do not wait. ``on``: it is back in line."""
+    """``%kiwi off`` on a paged-out notebook brings its memory back, and its cells no longer wait.
+    After ``%kiwi on`` it is back in line."""
     b.check("memory.step()")
     a.wait_state("paged-out")
     assert "Kiwi is off" in a.check("%kiwi off").text

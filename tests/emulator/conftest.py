@@ -1,4 +1,4 @@
-"""An emulated machine for each test, with programs that run on it."""
+"""Fixtures: an emulated machine for each test, with programs that run on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Machine:
-    """An emulated machine: its state file, the processes on it, its books."""
+    """An emulated machine: its state file, its processes and its books."""
 
     def __init__(
         self, state: Path, libraries: emulator.Libraries, gpus: str, driver: str | None

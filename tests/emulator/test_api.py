@@ -1,4 +1,4 @@
-"""The unmodified bindings on the emulated driver: every call that a program is likely to make."""
+"""Tests of the unmodified bindings on the emulated driver: every call that a program may make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint API on another process: states, bytes, addresses, room, deaths."""
+"""Tests of the checkpoint API on another process: states, bytes, addresses, room, deaths."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_moving_to_another_gpu_is_refused_not_faked(boot):
 
 @pytest.mark.parametrize("way", ["running", "locked", "checkpointed"])
 def test_another_program_in_the_same_process_begins_anew(machine, controller, way):
-    """The driver drops what it had of the old program (exec closes the driver's files)."""
+    """The driver drops the state of the old program (exec closes the driver's files)."""
     target = machine.worker("init(); p = alloc(24 * MIB)")
     process = f"checkpoint_of({target.pid})"
     if way != "running":
@@ -290,8 +290,8 @@ def test_another_program_in_the_same_process_begins_anew(machine, controller, wa
     if way == "checkpointed":
         controller.do(f"{process}.checkpoint()")
     target.do("become_anew()")
-    # Memory that is out says nothing about the old program, which may still be there. An unlock
-    # that comes before the new program would succeed.
+    # Memory that is out says nothing about the old program, which may still exist. An unlock before
+    # the new program starts would succeed.
     asked = f"name_of(driver.cuCheckpointProcessGetState, {target.pid})"
     wait_until(
         lambda: controller.get(asked) == "CUDA_ERROR_NOT_INITIALIZED",

@@ -1,4 +1,4 @@
-"""Several programs on a device that holds two of them, swapped in and out at random."""
+"""Tests of several programs, swapped at random on a device that holds two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each fault that can be injected, and the state after it."""
+"""Tests of each fault that can be injected, and of the state after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs and captures, as far as only the emulator has an answer: kernels, limits, stale
+"""Tests of graphs and captures that only the emulator can answer: kernels, limits, stale
 handles."""
 
 from __future__ import annotations

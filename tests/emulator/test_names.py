@@ -1,4 +1,4 @@
-"""Every name of the driver's interface exists; functions that are not emulated refuse."""
+"""Tests that every name of the driver's interface exists, and that the rest refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nvidia-ml-py on the emulated NVML."""
+"""Tests of nvidia-ml-py on the emulated NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs in PID namespaces of their own, as in containers: each reader sees its own pids."""
+"""Tests of programs in their own PID namespaces, as in containers: each reader sees its own
+pids."""
 
 from __future__ import annotations
 

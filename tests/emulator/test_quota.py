@@ -1,4 +1,4 @@
-"""One quota per GPU for all processes, live and dead."""
+"""Tests that each GPU has one quota for all processes, live and dead."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_another_user_reaches_the_socket_and_is_refused(machine):
     a = machine.worker("os.umask(0o077); ck(driver.cuInit(0))")
     directory = machine.state.with_name(machine.state.name + ".d")
     assert (directory / socket_name(a)).stat().st_mode & 0o777 == 0o666
-    directory.chmod(0o777)  # as root's daemon makes it
+    directory.chmod(0o777)  # like root's daemon
     request_bytes = 12 + 32 * _layout.GPUS_MAX
     answer = subprocess.run(
         [sys.executable, "-I", "-c", ASK, directory, socket_name(a), str(request_bytes)],
@@ -114,7 +114,8 @@ def test_a_forked_child_has_no_gpu_and_does_not_disturb_the_parent(machine):
         machine.faults.set("hang", operation="lock")
         controller.send(f"name_of(driver.cuCheckpointProcessLock, {a.pid}, None)")
         wait_until(lambda: machine.faults.hanging() == 1, "the lock is under way")
-        children.append(a.get("os.fork() or time.sleep(600)"))  # inherits the caller's connection
+        # it inherits the caller's connection
+        children.append(a.get("os.fork() or time.sleep(600)"))
         a.kill()
         assert controller.answer(10.0) == "CUDA_ERROR_OPERATING_SYSTEM"
     finally:

@@ -1,4 +1,4 @@
-"""The Python side: building the libraries, the state file, loading."""
+"""Tests of the Python side: building the libraries, the state file, loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real kernels against a daemon with a script."""
+"""Fixtures: real kernels beside a scripted daemon."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ GPU_LIBRARY = """
 c.Kiwi.gpu_modules = ["tripgpu"]
 c.Kiwi.turn_grace_s = 0.0
 """
-"""Each cell is a turn of its own, so that a test sees by the turns which cells asked for one.
-``test_turns.py`` is about more."""
+"""Each cell is its own turn, so that the turns show which cells requested one. ``test_turns.py``
+tests turns of several cells."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def sockets() -> Iterator[Path]:
 
 @pytest.fixture
 def daemon(sockets: Path) -> Iterator[ScriptedDaemon]:
-    """Grants at once unless ``grants`` is set to false."""
+    """A daemon that grants at once unless ``grants`` is false."""
     daemon = ScriptedDaemon(sockets / "GPU-1.sock")
     daemon.start()
     yield daemon
@@ -58,7 +58,7 @@ def daemon(sockets: Path) -> Iterator[ScriptedDaemon]:
 
 @pytest.fixture
 def library(sockets: Path) -> Path:
-    """A directory with ``tripgpu.py`` in it."""
+    """Return a directory that contains ``tripgpu.py``."""
     place = sockets / "library"
     place.mkdir()
     (place / "tripgpu.py").write_text(TRIPGPU)
@@ -69,7 +69,7 @@ def library(sockets: Path) -> Path:
 def make_kernel(sockets: Path, library: Path) -> Callable[..., AbstractContextManager[Kernel]]:
     @contextmanager
     def make(*, config: str = "", **env: str) -> Iterator[Kernel]:
-        # What the tests themselves import, tests/mutations.py names there.
+        # tests/mutations.py names the Kiwi that the tests import here.
         path = os.pathsep.join(filter(None, (str(library), os.environ.get("PYTHONPATH"))))
         base = {"KIWI_SOCKET_DIR": str(sockets), "PYTHONPATH": path}
         with running_kernel(base | env, config=GPU_LIBRARY + config) as kernel:
@@ -82,6 +82,6 @@ def make_kernel(sockets: Path, library: Path) -> Callable[..., AbstractContextMa
 def kernel(
     daemon: ScriptedDaemon, make_kernel: Callable[..., AbstractContextManager[Kernel]]
 ) -> Iterator[Kernel]:
-    """A plain kernel, with Kiwi active by itself, beside ``daemon``."""
+    """A plain kernel in which Kiwi is active by itself, beside ``daemon``."""
     with make_kernel() as kernel:
         yield kernel

@@ -1,8 +1,8 @@
-"""Execute a notebook in place, as nbclient or papermill does it; run as a program.
+"""Execute a notebook in place, like nbclient or papermill; run as a program.
 
-It looks at each message before the tool does. When a waiting line comes, it keeps what the tool
-would save at that moment and, where the cell says so, interrupts the kernel. At the end it prints
-both as JSON: the display ids of the waiting lines, and what was saved in mid-wait.
+It reads each message before the tool does. When a waiting line comes, it keeps what the tool would
+save at that moment and, if the cell says so, interrupts the kernel. At the end it prints both as
+JSON: the display ids of the waiting lines, and what was saved in mid-wait.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(tool: str, python: str, path: str, seen: str) -> None:
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     manager._kernel_spec = KernelSpec(argv=argv, display_name="test", language="python")
     notebook = nbformat.read(path, 4)
-    # A cell that takes long sends what it prints in more pieces than one that does not.
+    # A cell that takes long sends its prints in more pieces than a short one.
     options: dict[str, Any] = {
         "km": manager, "timeout": 100, "record_timing": False, "allow_errors": True,
         "coalesce_streams": True,

@@ -1,9 +1,9 @@
 # ruff: noqa: E501 - a table of cells
-"""Cells with the verdict that they must get, where a GPU library is loaded.
+"""Tests of the verdict on cells in a kernel that has loaded a GPU library.
 
-Each case: the cells before, the cell, and the index of the first statement that may use the GPU
-(``CPU`` if none may). Where a case says GPU though it does not use it, the proof is out of reach,
-and saying so here keeps it from drifting.
+Each case has the cells before, the cell, and the index of the first statement that may use the GPU
+(``CPU`` if none may). Some cases say GPU although they do not use it, because no proof is possible;
+they keep the verdict from changing unnoticed.
 """
 
 from __future__ import annotations

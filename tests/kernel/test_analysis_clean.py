@@ -1,4 +1,4 @@
-"""Cells in a kernel that has no GPU library: nothing can reach a GPU until code brings one in."""
+"""Tests of cells in a kernel without a GPU library: no cell can use a GPU until code loads one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ transform = TransformerManager().transform_cell
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    """In this process other tests' libraries are loaded; the analyzer must not see them."""
+    """Hide the libraries that other tests have loaded into this process from the analyzer."""
     libraries = Libraries(gpu=frozenset({NAME}))
     for module in list(sys.modules):
         if not libraries.loaded_without_harm(module):
@@ -213,7 +213,7 @@ def test_the_analysis_keeps_nothing_of_the_users_alive(notebook: Notebook) -> No
     import gc
     import weakref
 
-    notebook.analyzer.taint("this test says so")  # objects are looked at
+    notebook.analyzer.taint("this test says so")  # from here on objects are examined
     notebook.space["Object"] = type("Object", (), {})
     gc.disable()
     try:

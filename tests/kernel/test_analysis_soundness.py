@@ -1,4 +1,4 @@
-"""Whatever a cell does, in whatever notebook: the cell hook comes before the GPU library."""
+"""Tests that the cell hook comes before the first use of the GPU library, whatever a cell does."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _parses(code: str) -> bool:
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[None]:
     sys.modules[NAME] = make_library()
-    gc.disable()  # what the collector frees, and when, is the business of GcGuard
+    gc.disable()  # GcGuard decides what the collector frees, and when
     yield
     gc.enable()
     del sys.modules[NAME]

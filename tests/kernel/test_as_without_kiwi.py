@@ -1,4 +1,4 @@
-"""What a notebook shows is the same with Kiwi and without it, message by message."""
+"""Tests that a notebook shows the same messages with Kiwi and without it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def both(daemon: ScriptedDaemon, make_kernel: Any, library: Any) -> Iterator[tup
 
 
 def _comparable(cell: Cell, kernel: Kernel) -> list[Any]:
-    """Every message of a cell, without ids, times and places."""
+    """Return every message of a cell, without ids, times and paths."""
     found: list[Any] = []
     for message in [*cell.messages, cell.reply]:
         assert message is not None
@@ -92,7 +92,7 @@ def _comparable(cell: Cell, kernel: Kernel) -> list[Any]:
 
 
 def _joined(messages: list[Any]) -> list[Any]:
-    """How prints are cut into stream messages depends on the time."""
+    """Join stream messages, because how prints are split depends on the time."""
     joined: list[Any] = []
     for kind, said in messages:
         if kind == "stream" and joined and joined[-1][0] == "stream":
@@ -110,4 +110,4 @@ def test_every_message_is_the_same(both: tuple[Kernel, Kernel], daemon: Scripted
         differences = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
         assert ours == theirs, f"{code}\n{differences}"
     assert len(daemon.peers) == 1
-    assert len(daemon.peers[0].heard) > 2 * 20  # the cells of one kernel did ask, the other's not
+    assert len(daemon.peers[0].heard) > 2 * 20  # only the kernel with Kiwi asked

@@ -1,4 +1,4 @@
-"""Cells of a plain kernel that take the lease, wait for it, or run at once."""
+"""Tests of cells in a plain kernel that take the lease, wait for it, or run at once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def gpu_kernel(kernel: Kernel, daemon: ScriptedDaemon) -> Kernel:
-    """A kernel that has used the GPU library already."""
+    """Return a kernel that has already used the GPU library."""
     kernel.check("import tripgpu, sys, time, os")
     daemon.await_heard(EndBurst)
     return kernel
 
 
 def held(daemon: ScriptedDaemon) -> tuple[int, int]:
-    """How many bursts were asked for and how many ended."""
+    """Return how many bursts were requested, and how many ended."""
     return len(daemon.heard(Acquire)), len(daemon.heard(EndBurst))
 
 
 def grant(daemon: ScriptedDaemon) -> None:
-    """Give the GPU to who asked last."""
+    """Grant the latest request."""
     daemon.peer.say(Granted(burst=daemon.heard(Acquire)[-1].burst, quantum_s=30.0))
 
 

@@ -1,4 +1,4 @@
-"""What the words of a cell tell, and that a cell which was put off is analysed all the same."""
+"""Tests of the verdict from a cell's words alone, and of the later analysis of such a cell."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_cell_that_must_be_read(text: str) -> None:
 
 @pytest.mark.parametrize("text", NO_CPU_NOTEBOOK)
 def test_a_cell_after_which_every_cell_is_read(text: str) -> None:
-    """What it defines or imports may go for the GPU without a word in a later cell."""
+    """A later cell may use what this one defines or imports without naming a GPU."""
     glance = Glance(Libraries())
     assert not glance.suffices(text)
     assert not glance.suffices("x = 1")
@@ -75,7 +75,7 @@ def judged(analyzer: Analyzer, code: str, space: dict[str, Any]) -> bool:
 
 
 def test_what_a_cell_that_was_put_off_did_is_known_later() -> None:
-    """It has changed a class of a library: from then on nothing is proved about that attribute."""
+    """It has changed a class of a library, so nothing about that attribute is proved afterwards."""
     space: dict[str, Any] = {}
     code = "import fractions\nfractions.Fraction.limit = print"
     exec("import fractions", space)

@@ -1,4 +1,4 @@
-"""Notebooks that a tool executes hold, byte for byte, what they would hold without Kiwi."""
+"""Tests that notebooks which a tool executes have the same bytes as without Kiwi."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from tests.client.scripted_daemon import ScriptedDaemon
 
 PROGRAM: Final = Path(__file__).with_name("executing_tool.py")
-"""In another process: nbclient leaves sockets to the garbage collector."""
+"""A separate process, because nbclient leaves sockets to the garbage collector."""
 
 CPU: Final = "import tripgpu"
-"""The scripted daemon's kernel has not started the driver: an import of it waits, too."""
+"""The kernel of the scripted daemon has not started the driver, so an import waits too."""
 
 WAITING: Final = (
     CPU,
@@ -47,7 +47,7 @@ WAITING: Final = (
 
 @contextmanager
 def granting(daemon: ScriptedDaemon, seen: Path) -> Iterator[None]:
-    """Grant each wish once its cell has shown that it waits."""
+    """Grant each request once its cell has shown that it waits."""
     daemon.grants = False
     over = threading.Event()
 
@@ -70,7 +70,7 @@ def granting(daemon: ScriptedDaemon, seen: Path) -> Iterator[None]:
 
 
 class Tool:
-    """Executes notebooks in kernels of an empty home."""
+    """Execute notebooks in kernels with an empty home directory."""
 
     def __init__(self, directory: Path, sockets: Path, library: Path, name: str) -> None:
         self._name = name

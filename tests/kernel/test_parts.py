@@ -1,4 +1,4 @@
-"""Single parts: the waiting line, the words, overrides, leftovers, the collector's guard."""
+"""Tests of single parts: waiting line, texts, overrides, left-over threads, garbage collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which daemon a kernel talks to, when, and what happens where there is none."""
+"""Tests of which daemon a kernel connects to, when, and of kernels without a daemon."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_names(daemon: ScriptedDaemon, make_kernel: Any) -> None:
 
 
 class OneOfTwo(ScriptedDaemon):
-    """Of the GPU that its socket is named after."""
+    """A scripted daemon of the GPU that its socket is named after."""
 
     def welcome(self, protocol: int = PROTOCOL) -> Welcome:
         return msgspec.structs.replace(super().welcome(protocol), gpu_uuid=self.path.stem)
@@ -131,11 +131,11 @@ def two_daemons(sockets: Path) -> Iterator[list[ScriptedDaemon]]:
     ("visible", "kiwi_gpu", "trait", "leased", "seen"),
     [
         (None, "", "", "GPU-1", "GPU-1"),  # Kiwi's choice
-        ("GPU-2", "", "", "GPU-2", "GPU-2"),  # the user's, or where the server placed it
-        ("GPU-1", "GPU-2", "", "GPU-2", "GPU-2"),  # placed, but Kiwi was told another one
+        ("GPU-2", "", "", "GPU-2", "GPU-2"),  # the user's choice, or the server's placement
+        ("GPU-1", "GPU-2", "", "GPU-2", "GPU-2"),  # placed, but the user named another GPU for Kiwi
         ("GPU-1", "", "GPU-2", "GPU-2", "GPU-2"),
         (None, "GPU-2", "", "GPU-2", "GPU-2"),
-        ("0,1", "GPU-2", "", "GPU-2", "0,1"),  # a list is the user's business
+        ("0,1", "GPU-2", "", "GPU-2", "0,1"),  # Kiwi leaves a list alone
         ("", "", "", "GPU-1", ""),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_notebook_on_a_mig_instance_is_told_once_and_runs(
 
 
 def test_cuda_sees_only_the_gpu_that_is_served(sockets: Path, make_kernel: Any) -> None:
-    """The machine may have others, and CUDA's first one may be one of those."""
+    """The machine may have other GPUs, and CUDA's first one may be one of them."""
     daemon = OneOfTwo(sockets / "GPU-2.sock")
     daemon.start()
     with make_kernel() as kernel:
@@ -236,7 +236,7 @@ def test_a_lost_session_is_told_in_the_notebook(kernel: Kernel, daemon: Scripted
 
 @pytest.fixture
 def fake_driver(sockets: Path) -> Path:
-    """A shared library by the name of the driver, with nothing in it that is called."""
+    """Return a shared library with the driver's name and no function that is called."""
     import sysconfig
 
     compiler = sysconfig.get_config_var("CC").split()[0]
@@ -285,7 +285,7 @@ def test_an_emulated_driver_is_loaded_before_the_first_call(
     kernel: Kernel, daemon: ScriptedDaemon, fake_driver: Path
 ) -> None:
     _emulating(daemon, fake_driver)
-    # By its name Kiwi's gate is found, which loads the driver itself at the first call.
+    # By this name, the loader finds Kiwi's gate, which loads the driver at the first call.
     cell = kernel.check(
         "import tripgpu, ctypes, os\ndriver = ctypes.CDLL('libcuda.so.1')\n"
         "driver.cuInit(0)\nhasattr(driver, 'kiwi_gate_start')"
@@ -359,7 +359,7 @@ def test_unload_leaves_no_trace(kernel: Kernel, daemon: ScriptedDaemon) -> None:
 
 
 def test_loading_imports_nothing_heavy(make_kernel: Any) -> None:
-    """Within a kernel, where IPython and asyncio are loaded already."""
+    """IPython and asyncio are already loaded in a kernel."""
     program = (
         "import IPython.core.interactiveshell as i, ipykernel.kernelapp, sys\n"
         "shell = i.InteractiveShell.instance()\n"

@@ -1,4 +1,4 @@
-"""Whole notebooks' worth of cells, in real kernels beside a real daemon on the emulated driver."""
+"""Tests of whole notebooks in real kernels, beside a real daemon on the emulated driver."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(kernel: Kernel, code: str) -> Cell:
 
 
 def flagged(kernel: Kernel, cells: list[str]) -> list[str]:
-    """Run ``cells``; those that take their turn before they run, each with the reason."""
+    """Run ``cells``, and return those that take a turn before they run, each with the reason."""
     found = []
     for code in cells:
         run(kernel, code)
@@ -58,7 +58,7 @@ def flagged(kernel: Kernel, cells: list[str]) -> list[str]:
 
 
 def leases(daemon: Daemon, kernel: Kernel) -> float:
-    """How long the kernel has held the GPU and waited for it, as the daemon has it."""
+    """Return how long the kernel has held the GPU and waited for it, as the daemon counts."""
     session = daemon.session(kernel.pid)
     return 0.0 if session is None else session.held_s + session.waited_s
 

@@ -1,4 +1,4 @@
-"""A turn belongs to the notebook: cells that follow at once go on in the burst before them."""
+"""Tests that a turn belongs to the notebook: cells that follow at once continue its burst."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.client.scripted_daemon import ScriptedDaemon
 
 LONG_GRACE = "c.Kiwi.turn_grace_s = 600.0"
-"""Longer than any test: what is asserted does not depend on how busy the machine is."""
+"""Longer than any test, so that the assertions do not depend on the machine's load."""
 DEFAULT = f"c.Kiwi.turn_grace_s = {Kiwi.turn_grace_s.default_value}"
 NO_GRACE = "c.Kiwi.turn_grace_s = 0.0"
 
@@ -22,7 +22,7 @@ USES = 8
 
 
 def turns_of_run_all(make_kernel: Any, daemon: ScriptedDaemon, config: str, between: str) -> int:
-    """How many turns were asked for by ``USES`` GPU cells, all queued at once."""
+    """Return how many turns ``USES`` GPU cells request if all are queued at once."""
     before = len(daemon.heard(Acquire))
     with make_kernel(config=config) as kernel:
         cells = [kernel.send(code) for code in ["import tripgpu", "tripgpu.use()", between] * USES]
@@ -34,7 +34,7 @@ def turns_of_run_all(make_kernel: Any, daemon: ScriptedDaemon, config: str, betw
 
 
 def test_run_all_is_one_turn(daemon: ScriptedDaemon, make_kernel: Any) -> None:
-    """Also with CPU cells in between. Without the grace each GPU cell is a turn of its own."""
+    """CPU cells in between change nothing. Without the grace, each GPU cell is its own turn."""
     together = turns_of_run_all(make_kernel, daemon, LONG_GRACE, "x = 1")
     alone = turns_of_run_all(make_kernel, daemon, NO_GRACE, "x = 1")
     assert together == 1
@@ -44,7 +44,7 @@ def test_run_all_is_one_turn(daemon: ScriptedDaemon, make_kernel: Any) -> None:
 def test_the_turn_ends_by_itself_after_the_last_cell(
     daemon: ScriptedDaemon, make_kernel: Any
 ) -> None:
-    """With the default, nobody has to do anything for it; the next cell asks anew."""
+    """This is the default behaviour; the next cell requests a new turn."""
     with make_kernel(config=DEFAULT) as kernel:
         for turn in (1, 2, 3):
             kernel.check("import tripgpu; tripgpu.use()")
@@ -53,7 +53,7 @@ def test_the_turn_ends_by_itself_after_the_last_cell(
 
 
 def test_a_cpu_cell_does_not_keep_the_turn(daemon: ScriptedDaemon, make_kernel: Any) -> None:
-    """The grace runs on beside it: its turn is over before the cell is."""
+    """The grace continues beside the cell: its turn ends before the cell does."""
     with make_kernel(config=DEFAULT) as kernel:
         kernel.check("import tripgpu, os, time; tripgpu.use()")
         ended = daemon.path.parent / "ended"
@@ -68,7 +68,7 @@ def test_a_cpu_cell_does_not_keep_the_turn(daemon: ScriptedDaemon, make_kernel: 
 def test_a_turn_that_is_lost_between_two_cells_is_not_kept(
     daemon: ScriptedDaemon, make_kernel: Any
 ) -> None:
-    """The burst was suspended in its grace: the next cell waits for a turn of its own."""
+    """The burst was suspended in its grace, so the next cell waits for its own turn."""
     with make_kernel(config=LONG_GRACE) as kernel:
         kernel.check("import tripgpu; tripgpu.use()")
         [first] = daemon.heard(Acquire)

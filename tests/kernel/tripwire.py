@@ -1,4 +1,4 @@
-"""A library that counts as one for the GPU and notes every touch, for tests of the analysis."""
+"""A fake GPU library that records every use, for tests of the analysis."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_library() -> types.ModuleType:
 
 
 class Notebook:
-    """A namespace in which cells are judged and then run, one statement after another."""
+    """A namespace in which cells are judged and then run statement by statement."""
 
     def __init__(self, analyzer: Analyzer | None = None) -> None:
         self.analyzer = analyzer or Analyzer(Libraries(gpu=frozenset({NAME})))
@@ -69,18 +69,18 @@ class Notebook:
         self.library = sys.modules.get(NAME)
 
     def judge(self, code: str) -> Verdict:
-        """As the cell hook does with a cell that was read before."""
+        """Judge a cell as the cell hook does."""
         self.analyzer._reading.steps(ast.parse(code), (code, 0))
         return self.analyzer.analyse(ast.parse(code), self.space, (code, 0))
 
     def run(self, code: str) -> Verdict:
-        """Judge, run, and raise what it raises."""
+        """Judge the code, run it, and raise what it raises."""
         verdict = self.judge(code)
         exec(compile(code, "<cell>", "exec"), self.space)
         return verdict
 
     def statement_that_touches(self, code: str) -> int | None:
-        """Run ``code``; the index of the first top-level statement that touched the library."""
+        """Run ``code``; return the index of the first top-level statement that used the library."""
         assert self.library is not None
         touches: list[int] = self.library.touches
         for index, statement in enumerate(ast.parse(code).body):

@@ -1,7 +1,6 @@
-"""A real Jupyter Server in this process, and real daemons on emulated GPUs beside it.
+"""Fixtures: a real Jupyter Server in this process, and real daemons on emulated GPUs.
 
-pytest-jupyter's fixtures and hooks are taken in here, not as a plugin, so that they hold for this
-directory only.
+This module imports pytest-jupyter's fixtures and hooks, so that they apply to this directory only.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Daemon]]:
-    """Starts daemons like ``running_daemon``; all are stopped at the end."""
+    """Start daemons like ``running_daemon``, and stop them after the test."""
     with ExitStack() as stack:
         yield lambda *args, **kwargs: stack.enter_context(running_daemon(*args, **kwargs))
 
 
 @pytest.fixture
 def daemon(start: Callable[..., Daemon]) -> Daemon:
-    """Of one emulated GPU of 256 MiB."""
+    """Start a daemon of one emulated GPU of 256 MiB."""
     return start("1x256MiB")
 
 
 @pytest.fixture
 def program() -> Iterator[Callable[..., SessionProgram]]:
-    """Makes sessions: ``program(daemon, size_mib, name=…)``."""
+    """Start sessions: ``program(daemon, size_mib, name=…)``."""
     with ExitStack() as stack:
 
         def make(*args: Any, **kwargs: Any) -> SessionProgram:
@@ -50,13 +49,13 @@ def program() -> Iterator[Callable[..., SessionProgram]]:
 
 @pytest.fixture
 def socket_dir(daemon: Daemon) -> Path:
-    """Where the extension looks; tests without a daemon override it."""
+    """Return the directory that the extension reads; tests without a daemon override it."""
     return daemon.directory
 
 
 @pytest.fixture
 def traits() -> dict[str, Any]:
-    """The extension's settings in this test."""
+    """Return the extension's settings in this test."""
     return {}
 
 
@@ -64,7 +63,7 @@ def traits() -> dict[str, Any]:
 def jp_server_config(
     socket_dir: Path, traits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> Config:
-    monkeypatch.setenv("KIWI_SOCKET_DIR", str(socket_dir))  # and set back at the end
+    monkeypatch.setenv("KIWI_SOCKET_DIR", str(socket_dir))  # restored after the test
     monkeypatch.delenv("KIWI_DAEMON_ARGS", raising=False)
     extensions = {"kiwi_jupyter": True, "jupyter_server_terminals": False}
     return Config(
@@ -74,14 +73,14 @@ def jp_server_config(
 
 @pytest.fixture
 def kiwi(jp_serverapp: Any) -> Any:
-    """The extension, as the server loaded it."""
+    """Return the extension that the server loaded."""
     (app,) = jp_serverapp.extension_manager.extension_apps["kiwi_jupyter"]
     return app
 
 
 @pytest.fixture
 def ask(jp_fetch: Any, kiwi: Any) -> Callable[..., Any]:
-    """``await ask("status")`` → (HTTP status, decoded body), whatever the status is."""
+    """``await ask("status")`` returns the HTTP status and the decoded body."""
 
     async def fetch(path: str, method: str = "GET", body: Any = None, **kwargs: Any) -> Any:
         if body is not None and not isinstance(body, (str, bytes)):
@@ -97,7 +96,7 @@ def ask(jp_fetch: Any, kiwi: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def read(jp_ws_fetch: Any, kiwi: Any) -> Iterator[Callable[..., Any]]:
-    """``await read(epoch=…, seq=…)`` opens a stream and gives its ``Reader``."""
+    """``await read(epoch=…, seq=…)`` opens a stream and returns its ``Reader``."""
     opened: list[Reader] = []
 
     async def connect(**params: Any) -> Reader:

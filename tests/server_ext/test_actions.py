@@ -1,5 +1,5 @@
-"""What is done on behalf of a browser, with real daemons and sessions: settings, release,
-bring-back, stories; bad input; what the daemon refuses; the log."""
+"""Tests of actions for a browser, with real daemons and sessions: settings, release, bring-back,
+stories, bad input, refusals of the daemon, and the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """One daemon for all: a start takes longer than a test."""
+    """Share one daemon, because a start takes longer than a test."""
     with running_daemon("1x256MiB") as one:
         yield one
 
@@ -32,7 +32,7 @@ def gpu(daemon: Daemon) -> str:
 
 
 async def session_of(ask: Any, program: SessionProgram) -> dict[str, Any]:
-    """As the server shows it, once it does."""
+    """Return the session as the server shows it, once it does."""
     for _ in range(600):
         _, state = await ask("status")
         for gpu in state["gpus"]:
@@ -54,7 +54,7 @@ async def until_state(ask: Any, program: SessionProgram, *states: str) -> dict[s
 
 
 async def until_shown(ask: Any, condition: Callable[[Any], bool]) -> None:
-    """Of the only GPU: what a daemon has done is told a moment later."""
+    """Wait until the only GPU satisfies ``condition``; the stream tells changes a moment later."""
     for _ in range(600):
         (gpu,) = (await ask("status"))[1]["gpus"]
         if condition(gpu):
@@ -234,8 +234,8 @@ async def test_hints_can_be_switched_off(daemon: Daemon, gpu: str, program: Any,
 async def test_who_may_not_change_settings_moves_only_what_is_theirs(
     gpu: str, daemon: Daemon, program: Any, ask: Any, kiwi: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon lets its admins move everything. Root, who runs this server, sees all sessions as
-    theirs; another admin would not."""
+    """The daemon lets its admins move everything. Root, who runs this server, owns all sessions;
+    another admin would not."""
     session = (await session_of(ask, program(daemon, 16)))["id"]
     place = f"{gpu}/sessions/{session}"
     assert (await ask(f"{place}/bring-back", "POST"))[0] == 200

@@ -1,4 +1,4 @@
-"""Daemons come, go, are killed and are started, while browsers look."""
+"""Tests of daemons that come, go, are killed and are started while browsers watch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 
 def connections(daemon: Daemon) -> int:
-    """Made to the daemon's one socket, as Linux counts them (the listening one left out)."""
+    """Return how many connections Linux counts at the daemon's one socket, without the listening
+    one."""
     (path,) = daemon.sockets()
     lines = Path("/proc/net/unix").read_text().splitlines()
     return sum(line.endswith(str(path)) for line in lines) - 1
 
 
 async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Lets the server, which is in this loop, go on."""
+    """Wait for ``condition``, and let the server run, which shares this event loop."""
     for _ in range(int(PATIENCE_S / 0.02)):
         if value := condition():
             return value
@@ -145,7 +146,7 @@ async def test_requests_to_a_daemon_that_is_away(daemon: Daemon, ask: Any, kiwi:
     await ask("status")
     assert daemon.process is not None
     child = daemon.status().daemon_pid
-    daemon.process.send_signal(signal.SIGSTOP)  # it starts nothing again
+    daemon.process.send_signal(signal.SIGSTOP)  # stopped, it does not restart its child
     try:
         os.kill(child, signal.SIGKILL)
         await until(lambda: not kiwi.service.upstream._somebody_answers(), "it is noticed")
@@ -180,7 +181,7 @@ async def test_one_that_leaves_is_forgotten_and_found_when_it_is_back(
 
 @pytest.fixture
 def nothing() -> Iterator[Path]:
-    """A short private place; daemons that were started for it are gone at the end."""
+    """Return a short private directory. Daemons that were started for it are gone afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
     yield directory
     for process in daemons_for(directory):
@@ -191,7 +192,7 @@ def nothing() -> Iterator[Path]:
 
 
 def daemons_for(directory: Path) -> list[psutil.Process]:
-    """Supervisors first: they start no child again then."""
+    """Return supervisors first: once they have ended, they restart no child."""
     found = [
         process
         for process in psutil.process_iter(["cmdline", "create_time"])
@@ -273,7 +274,7 @@ class TestWithoutADaemon:
 
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
 def test_a_directory_that_one_may_not_look_into(tmp_path: Path, mode: int) -> None:
-    """As nobody: root may look everywhere."""
+    """The test runs as nobody, because root may read every directory."""
     tmp_path.chmod(mode)
     code = (
         "import os, sys; from pathlib import Path\n"

@@ -1,5 +1,4 @@
-"""The heart of the stream, with no server: a snapshot and its deltas are the state, whatever the
-daemons say."""
+"""Tests of the stream without a server: a snapshot and its deltas always give the state."""
 
 from __future__ import annotations
 
@@ -27,12 +26,12 @@ from kiwi_jupyter.server_ext.record import GpuRecord
 
 @pytest.fixture(autouse=True)
 def jp_server_cleanup() -> None:
-    """No server here."""
+    """Replace the fixture that needs a server."""
 
 
 @pytest.fixture(autouse=True)
 def jp_asyncio_loop() -> None:
-    """Nor a loop."""
+    """Replace the fixture that needs an event loop."""
 
 
 SERVER = Server(version="1", may_set=True, history_s=1e9)
@@ -128,7 +127,7 @@ steps = st.one_of(
 
 
 class World:
-    """A hub that is fed as the service feeds it, at a clock of its own."""
+    """A hub that is fed as the service feeds it, with its own clock."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -159,7 +158,7 @@ class World:
 
 
 def timeless(value: Any) -> Any:
-    """Without what only tells the time; times to the tolerance that the stream allows."""
+    """Remove what only tells the time, and round times to the stream's tolerance."""
     if isinstance(value, dict):
         return {
             key: timeless(item)
@@ -170,7 +169,7 @@ def timeless(value: Any) -> Any:
 
 
 def messages_of(reader: hub.Subscription) -> list[dict[str, Any]]:
-    """All that is ready now: getting that waits for nothing."""
+    """Return all messages that are ready, without waiting."""
     found = []
     while reader.is_ready:
         with pytest.raises(StopIteration) as ended:
@@ -221,7 +220,7 @@ def test_a_reader_that_comes_back_lacks_nothing(story: list[Any], data: st.DataO
 @settings(max_examples=80, deadline=None)
 @given(statuses(), st.sampled_from(PATHS))
 def test_time_alone_is_no_news(status: w.GpuStatus, paths: dict[str, str]) -> None:
-    """The same words a minute later, with all that a minute changes."""
+    """Send the same content a minute later, with everything that a minute changes."""
     world = World()
     world.paths = paths
     world.step("heard", status, None)
@@ -313,7 +312,8 @@ def test_a_turns_end_that_drifts_is_said_once_it_moved() -> None:
     world = World()
     world.step("heard", status(), None)
     seq = world.hub.seq
-    for _ in range(3):  # 0.1 s later each time: the third is more than 0.3 s from what was said
+    # 0.1 s later each time: the third differs by more than 0.3 s from what was sent
+    for _ in range(3):
         world.now += 0.1
         world.step("heard", status(), None)
         assert world.hub.seq == seq
@@ -412,7 +412,7 @@ def test_a_quiet_stream_says_that_it_lives() -> None:
 
 
 def test_a_heartbeat_never_says_more_than_the_reader_has() -> None:
-    """Not even where the server was busy while the time for one came, and something else, too."""
+    """This also holds if the server is busy when a heartbeat is due and something else happens."""
     world = World()
     reader = world.hub.subscribe(may_set=True)
     messages_of(reader)

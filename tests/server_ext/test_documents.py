@@ -1,4 +1,4 @@
-"""Which notebook a session is: opened, renamed, closed; and never another user's."""
+"""Tests of which notebook a session belongs to when it is opened, renamed or closed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_notebooks_path_follows_it(
 
 
 class Sessions:
-    """A session manager that counts how often it is asked."""
+    """A session manager that counts its calls."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -135,7 +135,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 def test_another_users_session_is_anonymous(daemon: Daemon, somebody: Any) -> None:
-    """The extension in a server of Bob's, on a machine where Alice works, too."""
+    """The extension runs in a server of Bob's, on a machine where Alice works too."""
     daemon.directory.chmod(0o755)
     (socket,) = daemon.sockets()
     alice, bob = somebody(socket, ALICE), somebody(socket, BOB)

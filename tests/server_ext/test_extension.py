@@ -1,4 +1,4 @@
-"""How the extension comes into the server, and what it must not cost."""
+"""Tests of how the server loads the extension, and of what that must not cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_an_install_alone_enables_it() -> None:
-    """As the wheel says where its file goes, and as the install of this environment has put it."""
+    """This holds for the wheel's file list and for the installation of this environment."""
     source = "packaging/jupyter/kiwi_jupyter.json"
     (target,) = re.findall(rf'^"{source}" = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     for path in (ROOT / source, Path(sys.prefix) / target):
@@ -31,7 +31,7 @@ def test_an_install_alone_enables_it() -> None:
 
 
 def test_kernels_do_not_load_it() -> None:
-    """They import the package, too: nothing of a server comes with it."""
+    """Kernels import the package too, but must not load any part of a server."""
     code = (
         "import sys, kiwi_jupyter; before = set(sys.modules); import kiwi_jupyter.kernel\n"
         "print([m for m in sys.modules if 'server_ext' in m or m.split('.')[0] in"

@@ -1,4 +1,4 @@
-"""Kernels that a real Jupyter Server starts, beside real daemons of two emulated GPUs."""
+"""Tests of the GPU that a real Jupyter Server gives to a kernel, with two emulated GPUs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def server(daemon: Daemon) -> Iterator[Lab]:
 
 @contextmanager
 def somebody_computes(daemon: Daemon, index: int) -> Iterator[None]:
-    """A session that holds GPU ``index``."""
+    """Let a session hold GPU ``index``."""
     uuid = uuids(daemon)[index]
     with Client(daemon.directory / f"{uuid}.sock", name="busy") as client:
         client.connect()
@@ -68,7 +68,7 @@ def somebody_computes(daemon: Daemon, index: int) -> Iterator[None]:
 
 
 def memory_of(kernel_id: str, daemon: Daemon, index: int) -> int:
-    """What the daemon of GPU ``index`` sees of the kernel there, in bytes."""
+    """Return the bytes of the kernel that the daemon of GPU ``index`` sees."""
     sessions = daemon.status(index).sessions
     mine = [one for one in sessions if one.kernel_id == kernel_id]
     return sum(one.resident_bytes + one.paged_out_bytes for one in mine)

@@ -1,4 +1,4 @@
-"""Jupyter kills a kernel whose memory was moved out and back: no host may hang because of it."""
+"""Tests that no host hangs when Jupyter kills a kernel whose memory was moved out and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OPEN_595 = nvidia_module.Module("595.71.05", 595, open=True)
 TAKE = f"{PRELUDE}\nmemory = Memory(8, seed=1)"
-# It does not catch the interrupt: that may come between two statements, where no try is.
+# It does not catch the interrupt, which may come between two statements, outside any try.
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,7 +50,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 
 
 async def started() -> tuple[AsyncKernelManager, AsyncKernelClient]:
-    """A kernel that holds GPU memory."""
+    """Start a kernel that holds GPU memory."""
     manager = AsyncKernelManager()
     await manager.start_kernel()
     client = manager.client()
@@ -61,7 +61,7 @@ async def started() -> tuple[AsyncKernelManager, AsyncKernelClient]:
 
 
 async def restored(daemon: Daemon) -> AsyncKernelManager:
-    """A kernel whose memory has been out, and is in the GPU again."""
+    """Return a kernel whose memory has been out and is in the GPU again."""
     manager, client = await started()
     assert manager.provisioner is not None
     assert await asyncio.to_thread(
@@ -111,7 +111,7 @@ def test_a_kernel_that_does_not_stop_is_killed_all_the_same(
 def test_a_kernel_that_waits_with_its_memory_out_is_killed_at_once(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the socket of another GPU leads nowhere."""
+    """It does not matter that the socket of another GPU leads nowhere."""
     monkeypatch.setattr(nvidia_module, "module_of", lambda: OPEN_595)
 
     async def killed() -> None:
@@ -128,7 +128,8 @@ def test_a_kernel_that_waits_with_its_memory_out_is_killed_at_once(
             await asyncio.to_thread(daemon.wait_state, pid, "waiting")
             client.stop_channels()
             with socket.socket(socket.AF_UNIX) as dead:
-                dead.bind(str(daemon.directory / "GPU-0.sock"))  # the first by name; nobody listens
+                # sorted before the real one; nobody listens
+                dead.bind(str(daemon.directory / "GPU-0.sock"))
             assert not await asyncio.to_thread(leaving.move_out, pid, daemon.directory, 10.0)
             assert "with its memory in the GPU" not in caplog.text
             assert "GPU-0.sock cannot be asked" in caplog.text

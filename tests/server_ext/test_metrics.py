@@ -1,4 +1,4 @@
-"""Kiwi's metrics among those of the Jupyter Server, on its own ``/metrics``."""
+"""Tests of Kiwi's metrics among those of the Jupyter Server, on its own ``/metrics``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 AT_ONCE_S = 1.5
-"""What a scrape may take on a busy machine that waits for nobody; an answer of a daemon may take
-longer before it is given up."""
+"""Limit for a scrape that waits for no daemon, on a busy machine. The limit for a daemon's answer
+is longer."""
 
 Samples = dict[tuple[str, str], float]
 
 
 def samples(text: str) -> Samples:
-    """By name and GPU."""
+    """Return the samples by name and GPU."""
     return {
         (sample.name, sample.labels["gpu"]): sample.value
         for family in text_string_to_metric_families(text)
@@ -38,13 +38,13 @@ def samples(text: str) -> Samples:
 
 @pytest.fixture
 def scraped(jp_fetch: Any, kiwi: Any) -> Callable[..., Any]:
-    """``await scraped(condition)``: the first scrape of which the condition is true."""
+    """``await scraped(condition)`` returns the first scrape that satisfies the condition."""
 
     async def scrape(condition: Callable[[Samples], bool]) -> Samples:
         ends_at_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < ends_at_s:
             text = (await jp_fetch("metrics")).body.decode()
-            assert "python_info" in text  # the server's own are always there
+            assert "python_info" in text  # the server's own samples are always there
             if condition(found := samples(text)):
                 return found
             await asyncio.sleep(0.1)

@@ -1,5 +1,8 @@
-"""The interface is what its description says: schemathesis sends a running server what the
-description allows and what it forbids, with everything checked that schemathesis can check."""
+"""Tests that the interface matches its description.
+
+schemathesis sends a running server what the description allows and what it forbids, with all of its
+checks.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ OPERATIONS = [
 
 @contextmanager
 def running_server(daemon: Daemon, directory: Path) -> Iterator[str]:
-    """A Jupyter Server of its own process, beside ``daemon``; its URL."""
+    """Run a Jupyter Server in its own process beside ``daemon``; yield its URL."""
     placeholder, port = bind_unused_port()
     placeholder.close()
     url = f"http://127.0.0.1:{port}/base"
@@ -77,7 +80,7 @@ def get(url: str, path: str) -> Any:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
-    """A server's URL, and a GPU and a session that are there."""
+    """Return a server's URL, and the ids of an existing GPU and session."""
     with running_daemon("1x256MiB") as daemon:
         program = SessionProgram(daemon, 16, name="a.ipynb")
         try:
@@ -108,8 +111,8 @@ TRIED = [
         for mode, where in ((POSITIVE, "there"), (POSITIVE, "anywhere"), (NEGATIVE, "anywhere"))
     ],
 ]
-"""Operations, with data that is allowed or not, for a GPU and session that are there or may not
-be; where nothing can be wrong, nothing is."""
+"""Operations with valid or invalid data, for a GPU and session that may or may not exist. An
+operation without parameters has valid data only."""
 
 
 @pytest.mark.parametrize(

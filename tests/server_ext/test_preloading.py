@@ -1,4 +1,4 @@
-"""Kernels that a real Jupyter Server starts with Kiwi's own pager in them."""
+"""Tests of kernels that a real Jupyter Server starts with Kiwi's own pager in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: every route, with and without token, cookie, XSRF token and the Authorizer."""
+"""Tests of every route with and without token, cookie, XSRF token and Authorizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_TOKEN = {"Authorization": ""}
 
 
 class Choosy(Authorizer):
-    """Allows ``actions`` on Kiwi, and nothing else."""
+    """Allow ``actions`` on Kiwi, and nothing else."""
 
     actions: frozenset[str] = frozenset()
 
@@ -45,7 +45,7 @@ class Choosy(Authorizer):
 
 @pytest.fixture
 def socket_dir(tmp_path: Path) -> Path:
-    """No daemon: rights are looked at before anybody is asked."""
+    """Return an empty directory: rights are checked before a daemon is asked."""
     return tmp_path / "sockets"
 
 
@@ -94,7 +94,7 @@ async def test_a_token_lets_in(send: Any, name: str) -> None:
 
 @pytest.fixture
 def log_in(jp_fetch: Any) -> Any:
-    """The cookies of a browser that opened the server's page."""
+    """Return the cookies of a browser that opened the server's page."""
 
     async def log_in() -> dict[str, str]:
         cookies: SimpleCookie = SimpleCookie()
@@ -131,7 +131,7 @@ async def test_a_cookie_needs_an_xsrf_token_where_it_changes_something(
 
 @pytest.fixture
 def choosy(jp_server_config: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``choosy("read")``: only that is allowed from now on. Asked for before the server starts."""
+    """``choosy("read")`` allows only that from now on. Request it before the server starts."""
     jp_server_config["ServerApp"]["authorizer_class"] = Choosy
 
     def allow(*actions: str) -> None:
@@ -167,7 +167,7 @@ async def test_the_stream_needs_a_token_or_a_cookie_on_its_own_page(
 ) -> None:
     with pytest.raises(HTTPClientError, match="403"):
         await jp_ws_fetch("kiwi/api/events", headers=dict(NO_TOKEN))
-    host = f"127.0.0.1:{jp_http_port}"  # as when logging in: a cookie is for one host
+    host = f"127.0.0.1:{jp_http_port}"  # a cookie belongs to one host, so use the one of the login
     headers = {**NO_TOKEN, "Cookie": as_header(await log_in()), "Host": host}
     (await jp_ws_fetch("kiwi/api/events", headers=dict(headers))).close()
     elsewhere = {**headers, "Origin": "https://elsewhere.example"}

@@ -1,4 +1,4 @@
-"""``GET status``: what it shows, against real daemons and sessions."""
+"""Tests of ``GET status`` with real daemons and sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def test_a_gpu_and_its_sessions(daemon: Daemon, program: Any, ask: Any) -> None:
     one = program(daemon, 32, name="train.ipynb")
     while (session := await _only_session(ask)).resident_bytes < 32 << 20:
-        await asyncio.sleep(0.05)  # the daemon looks at a running program now and then
+        await asyncio.sleep(0.05)  # the daemon looks at a running program at intervals
     assert (session.name, session.pid, session.mine) == ("train.ipynb", one.pid, True)
     assert session.path is None
 

@@ -1,4 +1,4 @@
-"""The stream, against real daemons and sessions."""
+"""Tests of the stream with real daemons and sessions."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def test_one_that_is_up_to_date_hears_only_what_is_new(
 
 
 async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, kiwi: Any) -> None:
-    """Its connection fills up, then its buffer; others go on; when it reads again it is given
-    what was on its way and then a snapshot."""
+    """Its connection fills up, then its buffer, and others continue. When it reads again, it gets
+    what was on its way, and then a snapshot."""
     swift = await read()
     await swift.until(lambda s: s["gpus"])
     published = kiwi.service.hub

@@ -1,4 +1,4 @@
-"""``GET usage``, with real daemons and sessions."""
+"""Tests of ``GET usage`` with real daemons and sessions."""
 
 from __future__ import annotations
 

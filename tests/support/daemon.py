@@ -51,6 +51,11 @@ class Daemon:
         return {"KIWI_SOCKET_DIR": str(self.directory), **self.pager.env}
 
     @property
+    def cuda_env(self) -> dict[str, str]:
+        """Return the environment of a program that uses the emulated driver beside this daemon."""
+        return self.env | emulator.environment(self.state_path, emulator.build())
+
+    @property
     def log_path(self) -> Path:
         return self.directory / "daemon.log"
 

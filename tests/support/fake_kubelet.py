@@ -1,9 +1,9 @@
-"""A kubelet as far as a device plugin sees it, over real gRPC on real sockets.
+"""A kubelet as a device plugin sees it, over real gRPC on real sockets.
 
-What it does is what ``pkg/kubelet/cm/devicemanager`` does: it clears its directory of sockets when
-it starts, calls back while it answers a registration, watches the places, and asks the plugin for
-its preference before it gives places to a container. Imports nothing of Kiwi: its messages are
-compiled from ``deviceplugin.proto``.
+Like ``pkg/kubelet/cm/devicemanager``, it clears its directory of sockets when it starts, calls back
+while it answers a registration, watches the places, and asks the plugin for its preference before
+it gives places to a container. It imports nothing of Kiwi: its messages are compiled from
+``deviceplugin.proto``.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class FakeKubelet:
     def __init__(self, directory: Path, refuse: str = "", *, clears: bool = True) -> None:
         self.directory = directory
         self.refuse = refuse
-        """Why no plugin may register; empty: it may."""
+        """The reason why no plugin may register; empty if it may."""
         self.refused = 0
         self.resource = ""
         self.registrations = 0
         self.health: dict[str, str] = {}
         self.used: set[str] = set()
         self.lists: list[int] = []
-        """How many places each list had that the plugin has sent."""
+        """The number of places in each list that the plugin has sent."""
         self._calls: Any = None
         self._channels: list[grpc.Channel] = []
         self._watchers: list[threading.Thread] = []
@@ -146,7 +146,7 @@ class FakeKubelet:
         return Given(places, dict(one.envs), [device.name for device in one.cdi_devices])
 
     def call_with(self, method: str, data: bytes) -> grpc.StatusCode:
-        """Send bytes that may be no message at all; return the plugin's code."""
+        """Send bytes that may not be a message; return the plugin's code."""
         call = self._channels[-1].unary_unary(f"/v1beta1.DevicePlugin/{method}", None, None)
         try:
             call(data, timeout=PATIENCE_S)
@@ -156,7 +156,7 @@ class FakeKubelet:
         return grpc.StatusCode.OK
 
     def stop(self) -> None:
-        """End as a kubelet does: its socket goes."""
+        """End like a kubelet: its socket disappears."""
         self._server.stop(None).wait()
         for channel in self._channels:
             channel.close()

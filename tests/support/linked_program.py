@@ -23,6 +23,9 @@ if {size}:
     library.take_pieces({size}, {seed})
 """
 
+QUICK = ("1x64MiB", "--idle-after", "0.3")
+"""A daemon's options for tests that begin when a program that has taken memory is idle."""
+
 
 class LinkedProgram:
     """A program whose library owns ``size_bytes`` of its memory, but not ``unowned_bytes``."""

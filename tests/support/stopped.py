@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,13 @@ import os, signal, sys
 sys.stdin.read()
 os.kill(int(sys.argv[1]), signal.SIGCONT)
 """
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether all threads of ``pid`` are stopped. On a busy machine one may run on for a
+    moment after the signal."""
+    states = [task.joinpath("stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
 
 
 @contextmanager

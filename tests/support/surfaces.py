@@ -1,4 +1,4 @@
-"""What surfaces say of waits and turns, compared: figures in words, and how they change in time."""
+"""Compare what surfaces say of waits and turns: figures in words, and their change in time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from kiwi_core.wire.status import GpuStatus, QueueEntry
 
 SLACK_S: Final = 4.0
-"""Between two surfaces: what passes between the first and the last question on a busy machine."""
+"""Tolerance between two surfaces: the time between the first and the last question."""
 
 COARSE: Final = 0.3
-"""And what the words of a range are rounded by, at most."""
+"""Tolerance for the rounding of ranges, at most."""
 
 SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def seconds_of(words: str) -> float | None:
-    """The highest figure that ``words`` name; ``None``: they name none."""
+    """Return the highest figure that ``words`` name; ``None`` if they name none."""
     if "any moment" in words:
         return 0.0
     found = re.findall(r"([\d.]+) (s|min|h)\b", words)
@@ -37,7 +37,7 @@ def seconds_of(words: str) -> float | None:
 
 
 def agree(one: str, other: str) -> bool:
-    """Whether two surfaces name the same figure, or both none."""
+    """Return whether two surfaces name the same figure, or both none."""
     first, second = seconds_of(one), seconds_of(other)
     if first is None or second is None:
         return first is second
@@ -45,13 +45,14 @@ def agree(one: str, other: str) -> bool:
 
 
 def may_fall_s(before_s: float, passed_s: float) -> float:
-    """How much a figure that told ``before_s`` may fall within ``passed_s`` where nothing that
-    people see beside it has changed: it runs down faster than the clock, but never jumps."""
+    """Return how much a figure may fall within ``passed_s`` if nothing that explains it has
+    changed: it runs down faster than the clock, but never jumps."""
     return (3 + before_s / 20) * (passed_s + 0.5)
 
 
 def goes_on(before: GpuStatus, after: GpuStatus) -> bool:
-    """Whether the same turns go on: no holder has ended one, and begun another, in between."""
+    """Return whether the same turns continue: no holder has ended one and begun another in
+    between."""
     was, now = ({s.id: s.time_left_s for s in status.sessions} for status in (before, after))
     lefts = [(was.get(id_), now.get(id_)) for id_ in after.holders]
     return before.holders == after.holders and all(
@@ -65,8 +66,8 @@ def _settings(status: GpuStatus) -> tuple[object, ...]:
 
 @dataclass
 class Watch:
-    """Everything that the daemon said to a watcher, in order, with the time; a list for each daemon
-    that there was."""
+    """Everything that the daemon said to a watcher, in order, with the time; one list for each
+    daemon."""
 
     heard: list[list[tuple[float, GpuStatus]]] = field(default_factory=list)
 
@@ -75,7 +76,7 @@ class Watch:
         return sum(map(len, self.heard))
 
     def contradictions(self) -> list[str]:
-        """What cannot be so, alone or after what was said before."""
+        """Return what cannot be true, alone or after what was said before."""
         found: list[str] = []
         for heard in self.heard:
             for _, status in heard:
@@ -99,7 +100,7 @@ def _in_a_row(before: GpuStatus, after: GpuStatus, passed_s: float) -> list[str]
     found: list[str] = []
     for entry in after.queue:
         then = was.get(entry.session)
-        if then is not None and entry.waited_s >= then.waited_s:  # else another wait
+        if then is not None and entry.waited_s >= then.waited_s:  # otherwise it is another wait
             found += _figures(then, entry, passed_s, same and entry.position == then.position)
     return found
 
@@ -122,7 +123,7 @@ def _figures(then: QueueEntry, now: QueueEntry, passed_s: float, same: bool) -> 
 
 @contextmanager
 def watching(daemon: Daemon) -> Iterator[Watch]:
-    """Also beside a daemon that is killed and starts again."""
+    """Watch the daemon, also across kills and restarts."""
     watch, enough = Watch(), threading.Event()
 
     def follow() -> None:
@@ -136,7 +137,7 @@ def watching(daemon: Daemon) -> Iterator[Watch]:
                         if enough.is_set():
                             return
             except (KiwiError, OSError, AssertionError):
-                continue  # it is gone, or not there yet
+                continue  # it has ended, or does not run yet
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

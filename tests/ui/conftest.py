@@ -1,9 +1,8 @@
-"""JupyterLab in a real browser, over real kernels and a real daemon on emulated GPUs.
+"""Fixtures: JupyterLab in a real browser, over real kernels and a real daemon on emulated GPUs.
 
-What costs seconds is shared: one browser for all, and one daemon with one Jupyter server for all
-modules that ask for the same (``make_stage``). Each test gets browser contexts of its own and
-kernels of its own. Where a test fails, what the page showed and everybody's logs are in
-``test-artifacts/ui``.
+Slow parts are shared: one browser for all tests, and one daemon with one Jupyter server for all
+modules that ask for the same (``make_stage``). Each test has its own browser contexts and kernels.
+If a test fails, the page and all logs are in ``test-artifacts/ui``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _FAILED = pytest.StashKey[bool]()
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fixtures ask at their end whether the test has failed."""
+    """Let fixtures ask at their end whether the test has failed."""
     report = yield
     if report.failed:
         item.stash[_FAILED] = True
@@ -51,12 +50,12 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def jp_asyncio_loop() -> None:
-    """In place of pytest-jupyter's: another event loop beside Playwright's cannot be."""
+    """Replace pytest-jupyter's fixture: Playwright allows no other event loop beside its own."""
 
 
 @pytest.fixture(scope="session")
 def artifacts() -> Path:
-    """Where pictures and logs are kept; of this run only."""
+    """Return the directory for pictures and logs of this run."""
     shutil.rmtree(ARTIFACTS, ignore_errors=True)
     SCREENSHOTS.mkdir(parents=True)
     return ARTIFACTS
@@ -70,8 +69,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def private_tmp(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tests leave neither processes nor files. The browser is started before, so that it is
-    none of their processes, and pytest's own directory made, so that it is none of their files."""
+    """Check that the tests leave neither processes nor files. The browser and pytest's own
+    directory exist before, so that they do not count."""
     tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
         yield directory
@@ -79,15 +78,15 @@ def private_tmp(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def stack(private_tmp: Path) -> Iterator[ExitStack]:
-    """Ends what the tests started, the latest first, before ``private_tmp`` looks."""
+    """End what the tests started, the latest first, before ``private_tmp`` checks."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
 def make_stage(stack: ExitStack) -> Callable[..., Stage]:
-    """``make_stage("1x128MiB")`` lives to the end of the tests, and others may have used it: a test
-    sets what matters to it."""
+    """``make_stage("1x128MiB")`` lives to the end of the tests, and other tests may have used it: a
+    test sets what matters to it."""
 
     @functools.cache
     def make(sizes: str, *args: str, **lab_options: Any) -> Stage:
@@ -102,10 +101,10 @@ def make_stage(stack: ExitStack) -> Callable[..., Stage]:
 def open_lab(
     request: pytest.FixtureRequest, browser: Browser, artifacts: Path
 ) -> Iterator[Callable[..., LabPage]]:
-    """``open_lab(stage)``: JupyterLab in a browser of its own (no cookies, an empty workspace).
+    """``open_lab(stage)`` opens JupyterLab in its own browser (no cookies, an empty workspace).
 
-    After the test the kernels of its server are ended. Errors of ours in a browser's console fail
-    the test, unless it said that it expects them (``page.notes.expect_error``).
+    The kernels of its server end after the test. Kiwi's errors in a browser's console fail the
+    test, unless it expects them (``page.notes.expect_error``).
     """
     opened: list[tuple[LabPage, Stage]] = []
     name = _plain(request.node.name)
@@ -133,7 +132,7 @@ def open_lab(
 
 @pytest.fixture
 def screenshot(artifacts: Path) -> Callable[..., Path]:
-    """``screenshot(page, "waiting-dark")``: kept with the artefacts, to be looked at."""
+    """``screenshot(page, "waiting-dark")`` keeps a picture with the artefacts."""
 
     def shoot(page: LabPage, name: str) -> Path:
         path = SCREENSHOTS / f"{name}.png"
@@ -161,8 +160,8 @@ def _keep(place: Path, opened: list[tuple[LabPage, Stage]]) -> None:
 
 @pytest.fixture
 def make_pair(open_lab: Callable[..., LabPage]) -> Iterator[Callable[..., Pair]]:
-    """``make_pair(stage, tq_s=600)``: both notebooks are open, and hold their memory; B used the
-    GPU last and is in front, the sidebar is open. Under ``round-robin`` B waits a whole turn."""
+    """``make_pair(stage, tq_s=600)`` opens both notebooks, which hold their memory. B used the GPU
+    last and is in front, and the sidebar is open. Under ``round-robin`` B waits a whole turn."""
     made: list[Path] = []
 
     def make(

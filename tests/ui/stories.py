@@ -1,13 +1,13 @@
-"""Photographs every state of the panel, to be looked at, and says what axe finds.
+"""Photograph every state of the panel, and print the findings of axe.
 
-    make panel-pictures            all of them, into build/panel
+    make panel-pictures      all of them, into build/panel
     PYTHONPATH=tests/support python tests/ui/stories.py OUT [--story NAME …] [--theme NAME …]
-                                                            [--width PX …] [--no-axe]
+                                                        [--width PX …] [--no-axe]
 
-Each story in each theme (light, dark, high contrast) and width (240, 320, 600 px) is a picture;
-``sheet-*.png`` have all of one theme and width side by side. A line across a sheet shows where
-a window of 700 px ends. Needs what the tests beside it need: ``npm ci`` in labextension/,
-JupyterLab, Playwright, Chromium. Ends with status 1 if there is a fault.
+Each story in each theme (light, dark, high contrast) and width (240, 320, 600 px) is one picture.
+``sheet-*.png`` show all of one theme and width side by side; a line shows where a window of 700 px
+ends. Needs what the tests here need: ``npm ci`` in labextension/, JupyterLab, Playwright,
+Chromium. The exit status is 1 if there is a fault.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 ON_A_SHEET = 8
-"""Stories beside each other: more cannot be looked at in one go."""
+"""Stories beside each other; more are hard to look at."""
 
 SHEET_PX = 1300
-"""Longer pictures are cut off on a sheet."""
+"""A sheet cuts off longer pictures."""
 
 
 def main() -> int:

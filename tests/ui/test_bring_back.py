@@ -1,4 +1,4 @@
-"""Memory comes back ahead of use: when a notebook is looked at or typed in, and the GPU idles."""
+"""Tests that memory comes back when a notebook is looked at or typed in while the GPU idles."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def stage(make_stage: Callable[..., Stage]) -> Stage:
 
 
 def _paged_out(page: LabPage, stage: Stage, path: str) -> NotebookPane:
-    """A notebook that has used the GPU and whose memory its user has then released."""
+    """Return a notebook that has used the GPU and whose user has then released its memory."""
     notebook = page.open_notebook(path)
     notebook.run(0)
     panel = page.panel()
     release = panel.resting(stage.session(path).id).locator('[data-kiwi="release"]')
     release.click()
     stage.wait_state(path, "paged-out")
-    # Its user sent it out and still looks at it: that is no reason to bring it back.
+    # Its user released the memory and still looks at the notebook: this is no hint.
     page.page.wait_for_timeout(2000)
     assert stage.session(path).state.value == "paged-out"
     assert _brought_back(stage, path) == []
@@ -47,7 +47,7 @@ def _paged_out(page: LabPage, stage: Stage, path: str) -> NotebookPane:
 
 
 def _brought_back(stage: Stage, path: str) -> list[bool]:
-    """Of each time that its memory came in: was it by a hint?"""
+    """Return, for each time that its memory came in, whether a hint caused it."""
     session = stage.session(path).id
     with stage.daemon.client() as client:
         client.connect()
@@ -87,7 +87,7 @@ def test_the_setting_switches_it_off(stage: Stage, open_lab: Callable[..., LabPa
     three.to_front()
     three.edit(USE)
     page.page.keyboard.type("# hello")
-    # Far longer than it takes where it is on.
+    # Far longer than a hint takes when hints are on.
     page.page.wait_for_timeout(4000)
     assert stage.session("three.ipynb").state.value == "paged-out"
     page.set_setting(PLUGIN, "bringBack", True)

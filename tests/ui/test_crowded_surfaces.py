@@ -1,7 +1,7 @@
-"""A crowded GPU in a real JupyterLab, disturbed on purpose, with every surface read at random
+"""Tests of a crowded GPU in a real JupyterLab, with disturbances. Every surface is read at random
 moments: sidebar, status bar, waiting line, ``kiwi status``, ``%kiwi status``, REST.
 
-``KIWI_TRUTH_MINUTES=30`` (``make truth MINUTES=30``) goes on for so long; what was seen is in
+``KIWI_TRUTH_MINUTES=30`` (``make truth MINUTES=30``) sets the duration. The readings are in
 ``test-artifacts/ui/crowded-surfaces.txt``.
 """
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 MINUTES: Final = float(os.environ.get("KIWI_TRUTH_MINUTES", "0"))
 MOMENTS: Final = 4
-"""At least."""
+"""The least number of moments."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 + 90 * MINUTES)]
 
 QUIET_S: Final = 1.6
-"""The daemon speaks once a second: after this, every surface has heard of the last change."""
+"""The daemon sends news once a second: after this time every surface has the last change."""
 
 LONG: Final = ("long-a.ipynb", "long-b.ipynb", "long-c.ipynb")
 SHORT: Final = "short.ipynb"
@@ -54,7 +54,7 @@ BETWEEN: Final = 3
 SAMPLE_MS: Final = 250
 
 TAKEN_S: Final = 180.0
-"""Within that a kernel that was restarted has had its turn, with three others before it."""
+"""Within this time a restarted kernel gets its turn, with three others before it."""
 
 _READ = """() => {
   const text = node => (node?.innerText ?? '').replace(/\\s+/g, ' ').trim();
@@ -111,7 +111,7 @@ _ASK = """async ([path, code]) => {
 
 @dataclass
 class Moment:
-    """What all surfaces said while nothing changed but the time."""
+    """What all surfaces say while nothing changes but the time."""
 
     status: GpuStatus
     rest: dict[str, Any]
@@ -195,7 +195,7 @@ class Moment:
             assert self.page["lines"][session.name] == "", "a holder's cell says no wait"
 
     def _in_front(self) -> None:
-        """The status bar and the large card are about the notebook in front."""
+        """The status bar and the large card show the notebook in front."""
         session = next((s for s in self.status.sessions if s.name == self.front), None)
         if session is None:
             return
@@ -224,20 +224,21 @@ class Moment:
 
 
 def _same_words(said: str) -> str:
-    """What the row or the card of a waiting notebook says, as other surfaces say it."""
+    """Return the text of a waiting notebook's row or card in the form of the other surfaces."""
     return {"nobody can tell": "", "Waiting": "", "Held up": "held up"}.get(said, said)
 
 
 @dataclass
 class Samples:
-    """What the sidebar showed, four times a second; compared from one to the next."""
+    """What the sidebar shows, four times a second; each sample is compared with the previous
+    one."""
 
     count: int = 0
     found: list[str] = field(default_factory=list)
     _last: tuple[float, list[str], list[list[str]]] | None = None
 
     def forget(self) -> None:
-        """Something was changed on purpose: what comes next is not compared with what was."""
+        """Do not compare the next sample, because the test has changed something."""
         self._last = None
 
     def take(self, samples: list[tuple[float, list[str], list[list[str]]]]) -> None:
@@ -260,17 +261,17 @@ class Samples:
             if before_s is None or after_s is None:
                 continue
             told = f"the sidebar says {text!r} {now[0] - then[0]:.2f} s after {then_text!r}"
-            coarse = "\N{EN DASH}" in text or "up to" in text  # in steps of 5 s from 20 s on
+            coarse = "\N{EN DASH}" in text or "up to" in text  # from 20 s on in steps of 5 s
             if after_s > before_s + (3 if coarse else 1) and "(" not in text:
                 self.found.append(f"{told}: it rises without a reason")
             same = place == then_place and then[1] == now[1]
-            steps_s = 30 if "min" in then_text else 5  # what is rounded falls by a step
+            steps_s = 30 if "min" in then_text else 5  # rounded figures fall by a step
             if same and before_s - after_s > may_fall_s(before_s, now[0] - then[0]) + steps_s:
                 self.found.append(f"{told}: it falls at once")
 
 
 class Run:
-    """The crowd, and everything that is asked of it."""
+    """The crowd, and everything that the test asks of it."""
 
     def __init__(self, stage: Stage, page: LabPage, enough: Path, seed: int) -> None:
         self.stage, self.page, self.enough = stage, page, enough
@@ -304,12 +305,12 @@ class Run:
         self.front = path
 
     def quiet(self, seconds: float) -> None:
-        """The page goes on meanwhile."""
+        """Wait while the page continues."""
         self.page.page.wait_for_timeout(1000 * seconds)
         self.samples.take(self.page.page.evaluate(_TAKE_SAMPLES))
 
     def moment(self) -> None:
-        """One more, if nothing changes meanwhile."""
+        """Read all surfaces once more, if nothing changes meanwhile."""
         self.tries += 1
         self.quiet(self.rng.uniform(0, 1.0))
         if not self.panes[SHORT].running(USE) and self.rng.random() < 0.7:
@@ -362,8 +363,8 @@ class Run:
         wait_until(lambda: not self._session_of(kernel), f"the session of {path} ends")
         self.page.shown(path)
         self.run_all(path)
-        # It has its memory before anything else happens: a newcomer that waits while there is
-        # no daemon goes on without Kiwi, and finds no room.
+        # The kernel needs its memory before the next disturbance: a newcomer that waits while there
+        # is no daemon continues without Kiwi, and finds no room.
         take = self.panes[path]
         wait_until(lambda: self._session_of(kernel) and not take.running(TAKE), path, TAKEN_S)
 

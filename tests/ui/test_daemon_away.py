@@ -1,4 +1,4 @@
-"""The daemon is killed, stopped, or was never there: what the sidebar says, how it recovers."""
+"""Tests of what the sidebar says without a daemon, and of how it recovers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 AWAY = r"kiwi/api"
-"""Requests to the server fail while the daemon is away, and the browser notes each."""
+"""Requests to the server fail while the daemon is away, and the browser logs each."""
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def stage(make_stage: Callable[..., Stage]) -> Stage:
 def test_the_daemon_is_killed_and_started_again(
     stage: Stage, make_pair: Callable[..., Pair]
 ) -> None:
-    """SIGKILL to the daemon of the GPU in the middle of a wait: its supervisor starts another,
-    and the sidebar tells of the same wait as before without anybody's help."""
+    """SIGKILL to the daemon of the GPU comes in the middle of a wait. Its supervisor starts
+    another, and the sidebar shows the same wait as before without help."""
     pair = make_pair(stage)
     pair.page.notes.expect_error(AWAY)
     panel = pair.page.panel()
@@ -54,8 +54,8 @@ def test_the_daemon_is_killed_and_started_again(
 def test_the_daemon_is_stopped_and_started(
     stage: Stage, make_pair: Callable[..., Pair], screenshot: Callable[..., Path]
 ) -> None:
-    """While it is away the sidebar says so, with what to do, and shows what was known last; as
-    soon as it is back the sidebar is right again by itself."""
+    """While the daemon is away, the sidebar says so, with what to do, and shows the last known
+    state. When the daemon is back, the sidebar recovers by itself."""
     pair = make_pair(stage)
     pair.page.notes.expect_error(AWAY)
     page, panel = pair.page, pair.page.panel()
@@ -86,8 +86,8 @@ def test_there_is_no_daemon(
     open_lab: Callable[..., LabPage],
     screenshot: Callable[..., Path],
 ) -> None:
-    """Nobody may start one: the sidebar says what is missing and what to do; once there is one,
-    the sidebar shows its GPU."""
+    """Nobody may start one: the sidebar says what is missing and what to do. Once there is one, the
+    sidebar shows its GPU."""
     directory = private_tmp / "none"
     directory.mkdir(mode=0o700)
     daemon = Daemon(directory, "1x64MiB")

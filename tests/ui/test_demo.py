@@ -1,4 +1,4 @@
-"""``kiwi demo`` with a browser: both notebooks side by side, and the sidebar open beside them."""
+"""Tests of ``kiwi demo`` with a browser: two notebooks side by side, and the open sidebar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = PATIENCE_MS / 1000
 
 @contextmanager
 def running_demo(directory: Path) -> Iterator[str]:
-    """The address that it prints."""
+    """Run the demo, and yield the address that it prints."""
     log = directory / "demo.log"
     env = clean_environment(directory)
     del env["KIWI_SOCKET_DIR"]
@@ -45,7 +45,7 @@ def running_demo(directory: Path) -> Iterator[str]:
     try:
         yield str(wait_until(address, "JupyterLab's address", PATIENCE_S))
     finally:
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        os.killpg(process.pid, signal.SIGINT)  # like Ctrl-C
         assert process.wait(PATIENCE_S) == 0, log.read_text()
 
 

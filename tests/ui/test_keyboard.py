@@ -1,4 +1,4 @@
-"""Everything in the sidebar without a mouse."""
+"""Tests that everything in the sidebar works without a mouse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 MOST_STEPS = 40
-"""More presses of Tab than anybody should need to reach anything in the sidebar."""
+"""More presses of Tab than a user should need to reach anything in the sidebar."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def stage(make_stage: Callable[..., Stage]) -> Stage:
 
 
 def _tab_to(page: LabPage, part: str) -> None:
-    """Presses Tab until the focus is on, or in, that part of the sidebar."""
+    """Press Tab until the focus is on or in that part of the sidebar."""
     seen = []
     for _ in range(MOST_STEPS):
         inside, what = page.page.evaluate(
@@ -49,8 +49,8 @@ def _tab_to(page: LabPage, part: str) -> None:
 
 
 def test_quantum_and_release_by_keyboard(stage: Stage, open_lab: Callable[..., LabPage]) -> None:
-    """Control-Alt-K leads into the sidebar, Tab to the release button and to the settings; all
-    say what came of it."""
+    """Control-Alt-K moves the focus into the sidebar, Tab to the release button and the settings.
+    Each says what has happened."""
     stage.set(policy="interactive", anti_thrash=AntiThrash.ON)
     page = open_lab(stage)
     work = page.open_notebook("work.ipynb")

@@ -1,4 +1,4 @@
-"""How the sidebar looks: in all themes, narrow and wide. Pictures are kept; axe looks, too."""
+"""Tests of the sidebar's looks in all themes, narrow and wide, with pictures and axe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THEMES = {
     "high-contrast": "JupyterLab Dark High Contrast",
 }
 NARROW_PX, WIDE_PX = 250, 600
-"""JupyterLab makes no sidebar narrower; test_stories.py looks at 240 px."""
+"""JupyterLab makes no sidebar narrower; test_stories.py tests 240 px."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def stage(make_stage: Callable[..., Stage]) -> Stage:
 
 
 def _fits(page: LabPage) -> bool:
-    """Nothing is cut off at the right, or has to be scrolled to."""
+    """Return whether nothing is cut off at the right or needs horizontal scrolling."""
     return bool(
         page.page.evaluate(
             """selector => {
@@ -87,8 +87,8 @@ def test_two_gpus_are_two_cards(
     open_lab: Callable[..., LabPage],
     screenshot: Callable[..., Path],
 ) -> None:
-    """A notebook that is opened while another one computes gets the other GPU; each is on the
-    card of its own."""
+    """A notebook that is opened while another one computes gets the other GPU; each is on its own
+    card."""
     enough = two_gpus.enough_path()
     write_pair(two_gpus, enough)
     page = open_lab(two_gpus, height=1000)

@@ -1,4 +1,4 @@
-"""Kiwi in Notebook 7, where a notebook is a page of its own."""
+"""Tests of Kiwi in Notebook 7, where each notebook is a page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _open(page: LabPage, path: str) -> NotebookPane:
 
 
 def _is_no_menu(page: LabPage) -> None:
-    """The state stands at the right, as the kernel's does, not among the menus."""
+    """Check that the state is at the right, like the kernel's, and not among the menus."""
     state, width_px = page.status_item.bounding_box(), page.page.evaluate("window.innerWidth")
     assert state is not None
     assert state["x"] > width_px / 2
@@ -40,7 +40,7 @@ def _is_no_menu(page: LabPage) -> None:
 def test_a_wait_is_shown_beside_the_notebook(
     stage: Stage, open_lab: Callable[..., LabPage], screenshot: Callable[..., Path]
 ) -> None:
-    """Two pages, one notebook in each: the one that waits says so, and opens the sidebar."""
+    """Each of two pages has a notebook: the one that waits says so, and opens the sidebar."""
     enough = stage.enough_path()
     write_pair(stage, enough)
     try:

@@ -1,4 +1,4 @@
-"""Alice's JupyterLab on a GPU that Bob uses, too. Needs root, to be both of them."""
+"""Tests of Alice's JupyterLab on a GPU that Bob uses too. They need root, to be both users."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SECRETS = ("bobs-secret", "kernel-of-bob")
 
 @pytest.fixture
 def stage(private_tmp: Path, stack: ExitStack) -> Stage:
-    """Root's daemon for everybody; the server and its kernels are Alice's."""
+    """Start root's daemon for everybody; the server and its kernels are Alice's."""
     daemon = stack.enter_context(running_daemon("1x128MiB", "--tq", "600"))
     private_tmp.chmod(0o711)
     daemon.directory.chmod(0o755)
-    # Real GPUs are everybody's, too.
+    # Everybody may use real GPUs, too.
     daemon.state_path.chmod(0o666)
     daemon.state_path.with_suffix(".d").chmod(0o777)
     return Stage(daemon, stack.enter_context(running_lab(daemon.env, uid=ALICE)))
@@ -43,7 +43,7 @@ def stage(private_tmp: Path, stack: ExitStack) -> Stage:
 
 @pytest.fixture
 def bob(stage: Stage) -> Iterator[Somebody]:
-    """He has a session, and does nothing."""
+    """Start a session of Bob's that does nothing."""
     (path,) = stage.daemon.sockets()
     bob = Somebody(path, BOB)
     answer = bob.hello(role="session", name="bobs-secret.ipynb", kernel_id="kernel-of-bob")
@@ -55,8 +55,8 @@ def bob(stage: Stage) -> Iterator[Somebody]:
 def test_a_session_of_another_user_is_anonymous(
     stage: Stage, bob: Somebody, open_lab: Callable[..., LabPage]
 ) -> None:
-    """Bob has the GPU, Alice waits: she sees that somebody has it, and for how long, but neither
-    who nor what; not even in what her browser is sent."""
+    """Bob has the GPU, and Alice waits. She sees that somebody has it and for how long, but neither
+    who nor what, not even in the data that her browser receives."""
     lines = ["from gpu_work import Memory\nmemory = Memory(76, 1)", "memory.step()"]
     stage.lab.write_notebook("alices.ipynb", lines)
     page = open_lab(stage)
@@ -67,7 +67,7 @@ def test_a_session_of_another_user_is_anonymous(
             socket.on("framereceived", lambda frame: sent.append(str(frame)))
 
     page.page.on("websocket", listen)
-    page.reload()  # so that the stream is listened to from its beginning
+    page.reload()  # so that the test reads the stream from its beginning
     panel = page.panel()
     alice = page.open_notebook("alices.ipynb")
     alice.run(0)
@@ -95,7 +95,8 @@ def test_a_session_of_another_user_is_anonymous(
 
 
 def _settings_are_text(page: LabPage) -> bool:
-    """They are the daemon's owner's to change."""
+    """Return whether the settings are shown as text, because only the daemon's owner may change
+    them."""
     panel = page.panel()
     expect(panel.part("gpu")).to_contain_text("Turns last 600 s")
     return panel.part("tq").count() == 0 and panel.part("mode").count() == 0

@@ -1,5 +1,7 @@
-"""Every state that the panel can show, in every theme, as narrow as it gets: nothing overflows, axe
-finds nothing, React complains about nothing. ``make panel-pictures`` photographs all of them."""
+"""Tests of every state of the panel in every theme at the smallest width.
+
+Nothing overflows, and axe and React report nothing. ``make panel-pictures`` photographs all states.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
-    """One page for all stories: a new one compiles the panel anew, which takes longer than axe."""
+    """Share one page for all stories: a new one compiles the panel again, which takes longer than
+    axe."""
     page = browser.new_page(timezone_id="UTC")
     yield page
     page.close()
@@ -35,7 +38,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.mark.parametrize("story", story_names())
 def test_a_story_is_fit_to_be_seen(page: Page, bundled: Path, story: str) -> None:
-    """Themes differ in colours and widths: the other rules of axe are the same in each."""
+    """Themes differ in colours and widths; the other rules of axe give the same in each."""
     first, *others = THEMES
     complaints = show(page, bundled, story, first, NARROW_PX)
     assert faults(page) == []
@@ -69,7 +72,7 @@ def test_what_was_typed_wrong_and_what_is_unfolded_is_fit_to_be_seen(
 
 @pytest.mark.parametrize("story", ["two-waiting", "crowd", "emulated", "blocked", "long-names"])
 def test_what_matters_is_above_the_fold(page: Page, bundled: Path, story: str) -> None:
-    """The wait in large, who has the GPU, who waits: without scrolling, at 240 px."""
+    """The wait in large, the holder and the queue are visible without scrolling, at 240 px."""
     show(page, bundled, story, "light", NARROW_PX)
     card = page.locator("[data-kiwi=gpu]").first
     for part in ("my-wait", "holder", "queue-entry"):
@@ -118,8 +121,8 @@ def test_a_long_name_keeps_its_start_and_its_end(page: Page, bundled: Path) -> N
 
 
 def test_what_was_folded_is_reached_with_the_keyboard(page: Page, bundled: Path) -> None:
-    """One Tab into a long list, arrows within it, one Tab out: fifty notebooks are not fifty
-    stops."""
+    """One Tab enters a long list, arrows move within it, one Tab leaves it, so that fifty notebooks
+    are not fifty stops."""
     show(page, bundled, "crowd", "light", NARROW_PX)
     for summary in page.locator("summary").all():
         summary.click()

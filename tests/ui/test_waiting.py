@@ -1,4 +1,4 @@
-"""A notebook that waits for the GPU, as its user sees it in sidebar, status bar and cell."""
+"""Tests of what a user sees of a wait in the sidebar, the status bar and the cell."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 TQ_S = 12.0
-"""Long enough to be seen falling, short enough to wait for."""
+"""Long enough to see it fall, short enough to wait for."""
 
 WHOLE_TURN_TOLD_MS = 60_000
-"""The tests before cut their waits short. A wait is told the whole turn once it has outlasted those
-(seconds each; more on a busy machine)."""
+"""The earlier tests cut their waits short. A wait is told the whole turn once it has outlasted
+those waits, which take seconds, or more on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def stage(make_stage: Callable[..., Stage]) -> Iterator[Stage]:
 
 
 def _seconds(text: str) -> float | None:
-    """The wait that a text tells; ``None`` if it tells none."""
+    """Return the wait that a text tells; ``None`` if it tells none."""
     if "any moment" in text:
         return 0.0
     found = re.search(r"(?:about|up to|–) ?([\d.]+) (s|min)", text)
@@ -47,13 +47,13 @@ def _seconds(text: str) -> float | None:
 
 
 def _read(place: Locator) -> str:
-    """What stands there now, "" if nothing does: it may go away while it is being read."""
+    """Return the text of the element, or "" if there is none: it may disappear while it is read."""
     texts = place.all_inner_texts()
     return texts[0] if texts else ""
 
 
 def _watch(pair: Pair, places: dict[str, Locator]) -> dict[str, list[float]]:
-    """The waits that each place tells, one after the other, until B's wait has ended."""
+    """Return the waits that each place tells one after the other, until B's wait has ended."""
     told: dict[str, list[float]] = {name: [] for name in places}
     ends_at = time.monotonic() + TQ_S + 60
     while pair.b.running(USE):
@@ -67,8 +67,8 @@ def _watch(pair: Pair, places: dict[str, Locator]) -> dict[str, list[float]]:
 
 
 def test_a_wait_falls_everywhere_and_ends(stage: Stage, make_pair: Callable[..., Pair]) -> None:
-    """A has the GPU for its quantum; B sees its place and a wait that falls, gets the GPU at the
-    end of it, and A goes on in mid-cell. All of it can be read off the timeline."""
+    """A has the GPU for its quantum. B sees its place and a wait that falls, and gets the GPU at
+    the end of the quantum; A continues in mid-cell. The timeline shows all of it."""
     pair = make_pair(stage, tq_s=TQ_S)
     page, panel = pair.page, pair.page.panel()
     pair.b_waits()
@@ -79,7 +79,7 @@ def test_a_wait_falls_everywhere_and_ends(stage: Stage, make_pair: Callable[...,
     expect(panel.part("holder")).to_have_attribute("data-session", a)
     expect(page.status_item).to_contain_text("1st")
     expect(pair.b.waiting_line(USE)).to_contain_text("in line")
-    # At first it may be taken for a burst as short as A's earlier one, or for one as long at most.
+    # At first the burst may be expected to be as short as A's earlier one.
     whole_turn = re.compile(r"(about |up to |\d+\N{EN DASH})(7|8|9|1\d) s")
     expect(panel.part("countdown")).to_have_text(whole_turn)
     told = _watch(
@@ -119,7 +119,7 @@ def _saved_outputs(pair: Pair) -> list[dict[str, Any]]:
     pair.page.page.keyboard.press("Control+s")
 
     def saved() -> Any:
-        """The server empties the file before it writes it."""
+        """Read the file, which the server empties before it writes."""
         if path.stat().st_mtime_ns == before_ns or not (text := path.read_text()):
             return None
         with suppress(nbformat.reader.NotJSONError):
@@ -133,7 +133,7 @@ def _saved_outputs(pair: Pair) -> list[dict[str, Any]]:
 def test_a_saved_notebook_has_nothing_of_a_wait(
     stage: Stage, make_pair: Callable[..., Pair]
 ) -> None:
-    """Neither saved during the wait nor after it; and a reload shows nothing of it."""
+    """Neither a save during the wait, nor one after it, nor a reload shows anything of it."""
     pair = make_pair(stage)
     pair.b_waits()
     expect(pair.b.waiting_line(USE)).to_contain_text("in line")
@@ -154,8 +154,8 @@ def test_a_saved_notebook_has_nothing_of_a_wait(
 def test_a_shorter_quantum_from_the_sidebar_ends_a_wait(
     stage: Stage, make_pair: Callable[..., Pair]
 ) -> None:
-    """The setting takes effect for the quantum that runs, too; wrong ones are refused with words,
-    and nothing of them is in force."""
+    """The setting also applies to the current quantum. Wrong values are refused with words and
+    change nothing."""
     pair = make_pair(stage, tq_s=600)
     panel = pair.page.panel()
     pair.b_waits()
@@ -183,8 +183,8 @@ def test_a_shorter_quantum_from_the_sidebar_ends_a_wait(
 
 
 def test_the_order_is_chosen_in_the_sidebar(stage: Stage, make_pair: Callable[..., Pair]) -> None:
-    """The daemon's policies in words, each explained, also while somebody waits; what another
-    surface sets is shown."""
+    """The daemon's policies are explained in words, also while somebody waits; a change from
+    another surface is shown."""
     pair = make_pair(stage, policy="interactive")
     panel = pair.page.panel()
     order = panel.root.get_by_label("Order")
@@ -229,7 +229,7 @@ def test_a_wait_is_given_up(place: str, stage: Stage, make_pair: Callable[..., P
 
 
 def test_a_reload_during_a_wait(stage: Stage, make_pair: Callable[..., Pair]) -> None:
-    """The page comes back right within seconds; the wait goes on meanwhile, and ends."""
+    """The page recovers within seconds; the wait continues meanwhile, and ends."""
     pair = make_pair(stage)
     pair.b_waits()
     b = pair.session(pair.b)
@@ -255,8 +255,8 @@ def test_a_reload_during_a_wait(stage: Stage, make_pair: Callable[..., Pair]) ->
 def test_two_browsers_see_the_same(
     stage: Stage, make_pair: Callable[..., Pair], open_lab: Callable[..., LabPage]
 ) -> None:
-    """Two people look at one server: both see the wait, the change that one of them makes, and
-    its end; the server has one connection to the daemon for both."""
+    """Two people look at one server. Both see the wait, the change that one of them makes, and the
+    end; the server has one connection to the daemon for both."""
     pair = make_pair(stage)
     other = open_lab(stage)
     panels = [pair.page.panel(), other.panel()]
@@ -280,7 +280,7 @@ def test_two_browsers_see_the_same(
 
 
 def _click_opens(panel: Panel, page: LabPage, session: str, path: str) -> None:
-    """In a browser in which the notebook is not open yet."""
+    """Click in a browser in which the notebook is not open yet."""
     panel.queue_entry(session).get_by_role("button").click()
     page.notebook(path).wait_shown()
     assert page.notebook(path).in_front()

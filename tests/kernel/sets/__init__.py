@@ -1,1 +1,1 @@
-"""Cells as people write them, by which the cell analysis is judged: see ``test_sets.py``."""
+"""Cells as people write them, which measure the cell analysis; see ``test_sets.py``."""

@@ -1,4 +1,4 @@
-"""An ordinary notebook that never uses the GPU. Its cells run in order, and again in order."""
+"""An ordinary notebook that never uses the GPU. Its cells run in order, twice."""
 
 CELLS = [
     # 1

@@ -1,6 +1,6 @@
-"""What else notebooks do on the CPU, each with the cells before it that it needs.
+"""Other things that notebooks do on the CPU, each with the cells that it needs before it.
 
-Nothing of it uses the GPU. Each runs beside a notebook that has; see ``test_sets.py``.
+None of them uses the GPU. Each runs in a notebook that has used it; see ``test_sets.py``.
 """
 
 SETUP = """\

@@ -1,7 +1,7 @@
-"""Ways to reach the GPU that a look at the text does not show.
+"""Ways to use the GPU that the text of a cell does not show.
 
-Each is what ran before, and the cell, which calls ``touch`` or lets something call it. ``touch``
-really uses the GPU, and counts.
+Each case has the code that ran before, and the cell. The cell calls ``touch`` or makes something
+call it; ``touch`` uses the GPU and counts its calls.
 """
 
 CUDA = """\
