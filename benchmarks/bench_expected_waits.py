@@ -28,7 +28,7 @@ from common import Samples, arguments, report, table, target
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant
-from kiwi_core.sched.forecast.estimate import range_max_ns, tolerance_ns
+from kiwi_core.sched.forecast.ranges import range_max_ns, tolerance_ns
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.policy.registry import POLICIES
 from kiwi_core.sched.scheduler import Scheduler

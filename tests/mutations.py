@@ -81,13 +81,13 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/sched/rules/bursts.py",
-        "    session.home = LOST\n",
+        "    session.contents_lost()\n",
         "",
         SCHED,
     ),
     Mutation(
-        "kiwi_core/sched/rules/bursts.py",
-        "    session.want = NOTHING\n",
+        "kiwi_core/sched/model/turn.py",
+        "        self.want = NOTHING\n",
         "",
         SCHED,
     ),
@@ -162,7 +162,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/daemon/sessions/requests.py",
-        "if member.kept_out == ADMIN and not self._rights.may_set(connection.peer):",
+        "if member.kept_out == ADMIN and not self._rights.is_admin(connection.peer):",
         "if False:",
         "tests/blackbox/test_admins.py",
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits
-from kiwi_core.cli.benched import begin_lines, report_lines
+from kiwi_core.cli.bench_text import begin_lines, report_lines
 from kiwi_core.cli.common import add_gpu, for_others_to_read
 from kiwi_core.cli.daemon import parse_emulation, parse_size
 from kiwi_core.cli.leaving import Terminated, leaving_on_signals

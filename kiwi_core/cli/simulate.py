@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits, journals
 from kiwi_core.cli.common import for_others_to_read
-from kiwi_core.cli.simulated import Column, column_name, report_json, table_lines
+from kiwi_core.cli.simulate_text import Column, column_name, report_json, table_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.cli.usage import parse_since
 from kiwi_core.errors import CallerError

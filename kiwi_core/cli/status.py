@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def text_lines(gpus: Sequence[GpuStatus], style: Style, choice: Choice = EVERYTHING) -> list[str]:
     """Return every GPU's block, with an empty line between two."""
-    from kiwi_core.cli.picture import gpu_lines
+    from kiwi_core.cli.status_text import gpu_lines
 
     lines: list[str] = []
     for gpu in gpus:

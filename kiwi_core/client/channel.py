@@ -174,7 +174,7 @@ class Channel:
             self._watcher = Watcher(self)
             self._watcher.start()
         self._watcher.add(link)
-        self.settle()
+        self.send_due()
         if self.table.watching:
             self.say_request(Request(GetStatus(watch=True)))
         self._watcher.wake()
@@ -182,7 +182,7 @@ class Channel:
 
     # --- speaking -------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def send_due(self) -> None:
         """Send what the daemon does not know yet about the burst, then the requests that are not
         sent yet; ``lock`` is held. If sending fails, drop the link."""
         while (link := self.link) is not None:
@@ -207,7 +207,7 @@ class Channel:
         if self.link is not None:
             if self.table.ask(request) > PENDING_MAX:
                 self.drop(self.link, disconnected("the daemon answers nothing"))
-            self.settle()
+            self.send_due()
         if self.link is None:
             request.error = self.why_away()
 
@@ -268,7 +268,7 @@ class Channel:
                 self._take_in(link)
             with self.lock:
                 self._put_right()
-                self.settle()
+                self.send_due()
 
     # --- hearing (with _reading held) -----------------------------------------------------------
 

@@ -266,7 +266,7 @@ class Client:
         lease.attempts = channel.attempts
         if channel.link is None:
             channel.hurry()
-        channel.settle()
+        channel.send_due()
         return lease
 
     def look(self, lease: LeaseRequest) -> Granted | None:
@@ -356,7 +356,7 @@ class Client:
         def say() -> None:
             nonlocal expected
             channel.table.give_up(lease, LeaseCancelled())
-            channel.settle()
+            channel.send_due()
             channel.changes.tell()
             link = channel.link
             expected = link is not None and lease.granted is None and link.talk.asked == lease.burst
@@ -378,7 +378,7 @@ class Client:
         with self._channel.lock:
             if burst is None or burst == self._channel.table.burst:
                 self._channel.table.end(lingering=lingering)
-                self._channel.settle()
+                self._channel.send_due()
 
     # --- questions ------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from kiwi_core.daemon.engine.observer import Observer
 from kiwi_core.daemon.engine.tally import Tally
 from kiwi_core.daemon.links.guards import Guards
 from kiwi_core.daemon.links.host_budget import HostBudget
-from kiwi_core.daemon.links.limits import Limits
+from kiwi_core.daemon.links.library_ram import LibraryRam
 from kiwi_core.daemon.links.links import Links
 from kiwi_core.daemon.links.little_ram import LittleRam
 from kiwi_core.daemon.reports.announce import Announcer
@@ -43,8 +43,8 @@ from kiwi_core.daemon.reports.usage import UsageReporter
 from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
 from kiwi_core.daemon.roster.roster import Roster, RosterFile, RosterSaver
 from kiwi_core.daemon.router import Router
+from kiwi_core.daemon.sessions.announced import Announced
 from kiwi_core.daemon.sessions.ending import Ending
-from kiwi_core.daemon.sessions.expected import Expected
 from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.daemon.sessions.link_handler import LinkHandler
 from kiwi_core.daemon.sessions.orphans import Orphans
@@ -215,7 +215,7 @@ class GpuDaemon:
         )  # fmt: skip
         self._sessions = SessionHandler(
             self._registry, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES],
-            Expected(scheduler, shares[EXPECTED]),
+            Announced(scheduler, shares[EXPECTED]),
         )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
@@ -280,7 +280,7 @@ class GpuDaemon:
             self._core,
             gates,
             tally,
-            self._limits,
+            self._library_ram,
             self._ending,
             self._sessions,
             self._announcer,
@@ -300,10 +300,10 @@ class GpuDaemon:
             self._links, lambda: self._pager.export_footprints(),
             config.host_reserve_bytes, machine.fixed_budget_bytes,
         )  # fmt: skip
-        self._limits = self._links.ram = Limits(self._links, self._budget)
+        self._library_ram = self._links.ram = LibraryRam(self._links, self._budget)
         checkpoint = CheckpointPager(
-            RemoteDriver(machine.movers), machine.memory, config, make_room=self._make_room,
-            remember=self._roster.save, other_roots=self._registry.refs,
+            RemoteDriver(machine.movers), machine.memory, config, make_ram_room=self._make_ram_room,
+            store_footprints=self._roster.save, other_roots=self._registry.refs,
             unfit=partial(machine.unfit, self._links),
         )  # fmt: skip
         self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
@@ -316,7 +316,7 @@ class GpuDaemon:
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._link_handler = self._sessions.libraries = LinkHandler(
-            self._core, self._links, gates, self._registry, self._sessions, self._limits
+            self._core, self._links, gates, self._registry, self._sessions, self._library_ram
         )
         return gates
 
@@ -386,10 +386,11 @@ class GpuDaemon:
 
     # --- the machine's RAM ----------------------------------------------------------------------
 
-    async def _make_room(self, target: Target, size_bytes: int) -> None:
+    async def _make_ram_room(self, target: Target, size_bytes: int) -> None:
         """Make room in system RAM before the driver pages anything out."""
         deadline_ns = time.monotonic_ns() + self._config.lock_timeout_ns
-        self._limits.done(await self._limits.make_room(target.session, size_bytes, deadline_ns))
+        ram = self._library_ram
+        ram.done(await ram.make_ram_room(target.session, size_bytes, deadline_ns))
 
     # --- the sessions ---------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import audit
-from kiwi_core.sched.forecast.forecast import Forecast
-from kiwi_core.sched.forecast.lookahead import NEWCOMERS_MAX, SimulatedFuture
+from kiwi_core.sched.forecast.shown_forecast import Forecast
+from kiwi_core.sched.forecast.simulated_future import NEWCOMERS_MAX, SimulatedFuture
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.model.state import State

@@ -14,7 +14,7 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kiwi_core.sched.forecast.forecast import Forecast, ShownForecast
+    from kiwi_core.sched.forecast.shown_forecast import Forecast, ShownForecast
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId

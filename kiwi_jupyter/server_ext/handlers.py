@@ -115,7 +115,7 @@ class StatusHandler(KiwiHandler):
     async def get(self) -> None:
         history_s = self._history_s()
         await self.service.ready()
-        self.say(self.service.hub.state(may_set=await may_set(self), history_s=history_s))
+        self.say(self.service.feed.state(may_set=await may_set(self), history_s=history_s))
 
     def _history_s(self) -> float | None:
         text = self.get_query_argument("history_s", None)

@@ -1,4 +1,4 @@
-"""Upstream, documents and hub as one thing: what the handlers talk to."""
+"""Upstream, documents and state feed as one thing: what the handlers talk to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from kiwi_core import __version__
-from kiwi_jupyter.server_ext.hub import Hub
 from kiwi_jupyter.server_ext.model import Gpu, Problem, Server
+from kiwi_jupyter.server_ext.state_feed import StateFeed
 from kiwi_jupyter.server_ext.threads import in_thread
 from kiwi_jupyter.server_ext.upstream import Upstream
 
@@ -60,15 +60,15 @@ class KiwiService:
             directory,
             autostarts=autostarts and not disabled,
             changed=self._changed,
-            watched=lambda: self.hub.subscribers > 0,
+            watched=lambda: self.feed.subscribers > 0,
         )
-        self.hub = Hub(self._server())
+        self.feed = StateFeed(self._server())
         self._published_s = 0.0
         self._publishing: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Somebody looks. Returns when the hub's state is of now, or as good as it gets."""
+        """Somebody looks. Returns when the feed's state is of now, or as good as it gets."""
         self.upstream.look()
         if self._reading is None:
             self._reading = asyncio.create_task(self._keep_reading())
@@ -122,7 +122,7 @@ class KiwiService:
             )
             if gpu is not None:
                 gpus[gpu.uuid] = gpu, record.heard_at
-        self.hub.publish(gpus, self._server())
+        self.feed.publish(gpus, self._server())
 
     def _server(self) -> Server:
         return Server(

@@ -14,7 +14,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from kiwi_jupyter.server_ext.handlers import RESOURCE, app_of, may_set
 
 if TYPE_CHECKING:
-    from kiwi_jupyter.server_ext.hub import Hub
+    from kiwi_jupyter.server_ext.state_feed import StateFeed
 
 
 class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
@@ -44,12 +44,12 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     async def _send_all(self) -> None:
         service = app_of(self).service
         await service.ready()
-        subscription = service.hub.subscribe(
+        subscription = service.feed.subscribe(
             may_set=self._may_set,
             epoch=self.get_query_argument("epoch", ""),
             seq=self._seq(),
         )
-        hub: Hub = service.hub
+        feed: StateFeed = service.feed
         try:
             while True:
                 # Returns when the bytes have left: a slow reader holds up only itself.
@@ -57,7 +57,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except (WebSocketClosedError, StreamClosedError):
             pass
         finally:
-            hub.unsubscribe(subscription)
+            feed.unsubscribe(subscription)
 
     def _seq(self) -> int:
         text = self.get_query_argument("seq", "")

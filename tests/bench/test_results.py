@@ -18,7 +18,7 @@ from kiwi_core.bench.results import (
     time_row,
     to_json,
 )
-from kiwi_core.cli.benched import EMULATED, report_lines
+from kiwi_core.cli.bench_text import EMULATED, report_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.units import GIB
 

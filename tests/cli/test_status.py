@@ -21,8 +21,8 @@ from scripted_daemon import status_of
 
 from kiwi_core.cli import choosing
 from kiwi_core.cli.choosing import Choice
-from kiwi_core.cli.picture import gpu_lines
 from kiwi_core.cli.status import to_json
+from kiwi_core.cli.status_text import gpu_lines
 from kiwi_core.cli.terminal import Screen, Style, fit
 from kiwi_core.states import AntiThrash, Priority, SessionState
 from kiwi_core.units import GIB

@@ -114,7 +114,7 @@ def test_root_of_a_container_is_not_root_of_the_machine() -> None:
     rights = Rights(daemon_uid=0, admin_group=None, container="daemons")
     for container, allowed in (("", True), ("daemons", True), (ID, False), (HIDDEN, False)):
         root = Peer(5, 0, 0, container)
-        assert rights.may_set(root) is allowed, container
+        assert rights.is_admin(root) is allowed, container
         assert rights.may_see(root, Owner(1000, OTHER)) is allowed
         assert rights.may_act(root, Owner(1000, OTHER)) is allowed
 

@@ -43,7 +43,7 @@ def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
             places.request(outside, client_burst)
         assert len(lined_up) == share.limit.per_user, "it waits outside"
         first.waiting = False
-        places.settle()
+        places.move_up_soon()
         await asyncio.sleep(0)
         assert lined_up[share.limit.per_user :] == [(outside, BURST)]
 

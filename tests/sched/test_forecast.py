@@ -11,10 +11,10 @@ from simulation import Simulation, plan_of
 from test_lookahead import B, S, state, swap_s, two
 from world import World
 
-from kiwi_core.sched.forecast import forecast
-from kiwi_core.sched.forecast.estimate import Estimate, likely, range_max_ns, tolerance_ns
-from kiwi_core.sched.forecast.forecast import COUNTED, FACTORS, HURRY_NS, KEPT_NS
+from kiwi_core.sched.forecast import shown_forecast
 from kiwi_core.sched.forecast.futures import GRANTS, Futures, futures
+from kiwi_core.sched.forecast.ranges import Estimate, likely, range_max_ns, tolerance_ns
+from kiwi_core.sched.forecast.shown_forecast import COUNTED, FACTORS, HURRY_NS, KEPT_NS
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.view import QueueView
@@ -102,8 +102,8 @@ def test_one_who_computes_with_habits() -> None:
 
 def test_what_may_still_be_is_not_ruled_out() -> None:
     """The high end falls no further than the turn may still last, if it was that high before."""
-    standing = forecast.ForecastBasis(0, 0, (), 0)
-    promise = forecast.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
+    standing = shown_forecast.ForecastBasis(0, 0, (), 0)
+    promise = shown_forecast.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
                               seconds(2, 9, 20), 0, seconds(2, 9, 20))  # fmt: skip
     promise.renew(seconds(1), 14 * S, standing._replace(now_ns=S, holders=frozenset({B})))
     assert promise.told(S) == seconds(1, 1, 14)
@@ -112,9 +112,9 @@ def test_what_may_still_be_is_not_ruled_out() -> None:
 def test_a_figure_falls_at_once_only_where_people_see_why() -> None:
     """A figure that is far too long runs down faster than the clock. If the place, the holder or
     the settings have changed, the new figure is shown at once."""
-    standing = forecast.ForecastBasis(0, 1, (), 0)
+    standing = shown_forecast.ForecastBasis(0, 1, (), 0)
     for change in ({}, {"ahead": 0}, {"holders": frozenset({B})}, {"settings": ("x",)}):
-        one = forecast.Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
+        one = shown_forecast.Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
                               seconds(60), 0, seconds(60))  # fmt: skip
         for n in range(1, 21):
             before_ns = one.told(n * S // 4).expected_ns
@@ -173,8 +173,8 @@ def test_a_stopped_burst_that_newcomers_overtake_is_told_an_upper_bound() -> Non
 
 
 def test_a_bound_covers_almost_all_earlier_waits_of_its_kind() -> None:
-    record = forecast.Calibration()
-    assert record.bound([20 * S]).high_ns == round(21 * S * forecast.BOUND_FACTOR)
+    record = shown_forecast.Calibration()
+    assert record.bound([20 * S]).high_ns == round(21 * S * shown_forecast.BOUND_FACTOR)
     for n in range(COUNTED):
         record.learn(promise(20), (20 if n % 20 else 62) * S)
     assert record.bound([10 * S, 20 * S]) == (10 * S, 20 * S, 63 * S)
@@ -206,14 +206,14 @@ def test_many_who_go_first_are_the_reason() -> None:
 
 
 def test_a_move_that_goes_wrong_is_the_reason() -> None:
-    before = forecast.ForecastBasis(0, 1, ("round-robin",), 0)
-    assert forecast._why(before, before._replace(troubles=1)) == "a move of memory went wrong"
+    before = shown_forecast.ForecastBasis(0, 1, ("round-robin",), 0)
+    assert shown_forecast._why(before, before._replace(troubles=1)) == "a move of memory went wrong"
 
 
 def test_what_contradicts_for_a_moment_only_is_not_told() -> None:
     shown = seconds(10)
-    standing = forecast.ForecastBasis(0, 0, (), 0)
-    promise = forecast.Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown)
+    standing = shown_forecast.ForecastBasis(0, 0, (), 0)
+    promise = shown_forecast.Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown)
     promise.renew(seconds(40), 0, standing._replace(now_ns=1 * S))
     promise.renew(seconds(9), 0, standing._replace(now_ns=1 * S))
     promise.renew(seconds(40), 0, standing._replace(now_ns=2 * S))
@@ -286,7 +286,7 @@ def test_the_tail_waits_longer_than_the_longest_wait_of_the_first(
 ) -> None:
     """Who is first in the present order may wait longest: the order changes with time."""
     waits = {B: [500 * S], SessionId("w0"): [20 * S]}
-    monkeypatch.setattr(forecast, "futures", lambda *_: Futures(waits, {}, has_tail=True))
+    monkeypatch.setattr(shown_forecast, "futures", lambda *_: Futures(waits, {}, has_tail=True))
     world = two()
     for number in range(4):
         world.do(62 + number / 100, f"w{number} joins; w{number} asks 1")
@@ -304,7 +304,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(now_ns)
         return futures(st, now_ns)
 
-    monkeypatch.setattr(forecast, "futures", counted)
+    monkeypatch.setattr(shown_forecast, "futures", counted)
     return found
 
 
@@ -392,14 +392,14 @@ def test_a_wait_that_nobody_notices_says_nothing() -> None:
     assert world.scheduler.view(11 * S, ahead=True).foretold == 0
 
 
-def promise(expected_s: float) -> forecast.Promise:
+def promise(expected_s: float) -> shown_forecast.Promise:
     first, ns = seconds(expected_s), round(expected_s * S)
-    standing = forecast.ForecastBasis(0, 0, (), 0)
-    return forecast.Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first)
+    standing = shown_forecast.ForecastBasis(0, 0, (), 0)
+    return shown_forecast.Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first)
 
 
 def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
-    record = forecast.Calibration()
+    record = shown_forecast.Calibration()
     for n in range(FACTORS + 1):
         assert record.likely([20 * S] * 3, 0) == seconds(20) or n >= FACTORS
         record.learn(promise(20), 41 * S)
@@ -409,7 +409,7 @@ def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
 def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
     """Nine holders ended their turns early. The tenth computes on: the forecast is as short only
     until this wait has lasted as long as those."""
-    record = forecast.Calibration()
+    record = shown_forecast.Calibration()
     for _ in range(FACTORS):
         record.learn(promise(600), 2 * S)
     assert record.likely([600 * S], S) == seconds(30), "it may still be one of those"
@@ -417,7 +417,7 @@ def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
 
 
 def test_waits_that_took_longer_than_foreseen_count_however_long_this_one_lasts() -> None:
-    record = forecast.Calibration()
+    record = shown_forecast.Calibration()
     for _ in range(FACTORS):
         record.learn(promise(20), 41 * S)
     assert record.likely([20 * S], 500 * S) == seconds(40)
@@ -448,7 +448,7 @@ def test_the_whole_turn_of_a_holder_who_computes_on_is_told() -> None:
 
 
 def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
-    good, bad = forecast.Calibration(), forecast.Calibration()
+    good, bad = shown_forecast.Calibration(), shown_forecast.Calibration()
     for n in range(COUNTED):
         good.learn(promise(20), 20 * S)
         bad.learn(promise(20), (20 if n % 2 else 30) * S)
@@ -459,7 +459,7 @@ def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
 
 
 def test_the_record_is_bounded_and_forgets() -> None:
-    record = forecast.Calibration()
+    record = shown_forecast.Calibration()
     for _ in range(COUNTED):
         record.learn(promise(20), 10_000 * S)
     assert record.likely([20 * S], 0).high_ns <= 21 * 20 * S, "no single factor is endless"

@@ -9,9 +9,9 @@ from simulation import Simulation
 from world import World
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.forecast import lookahead
+from kiwi_core.sched.forecast import simulated_future
 from kiwi_core.sched.forecast.futures import CROWD, GRANTS, futures, tail_ns
-from kiwi_core.sched.forecast.lookahead import NEVER_NS, SimulatedFuture, burst_ns
+from kiwi_core.sched.forecast.simulated_future import NEVER_NS, SimulatedFuture, burst_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
 from kiwi_core.sched.model.session import RoomRequest, Session
 from kiwi_core.sched.model.state import State
@@ -274,7 +274,7 @@ def test_behind_more_waiters_than_a_run_can_see_the_turns_that_are_left_are_adde
 def test_nobody_knows_a_newcomers_wait_if_it_is_held_up_at_the_end_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lookahead, "STEPS_MAX", 1)
+    monkeypatch.setattr(simulated_future, "STEPS_MAX", 1)
     world = World("gpu 10 tq=10 ram=1")
     world.do(0, "a joins; memory; a asks 1; memory a=6")
     assert newcomer_s(world) is None

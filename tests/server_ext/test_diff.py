@@ -17,11 +17,11 @@ from stream_reader import applied
 from kiwi_core.errors import PeerError
 from kiwi_core.states import AntiThrash, HistoryKind, SessionState
 from kiwi_core.wire import messages as w
-from kiwi_jupyter.server_ext import diff, hub
+from kiwi_jupyter.server_ext import diff, state_feed
 from kiwi_jupyter.server_ext.follower import DaemonLost, Heard
-from kiwi_jupyter.server_ext.hub import Hub
 from kiwi_jupyter.server_ext.model import Delta, Heartbeat, Server, Snapshot, State
 from kiwi_jupyter.server_ext.record import GpuRecord
+from kiwi_jupyter.server_ext.state_feed import StateFeed
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
-        self.hub = Hub(SERVER, wall=lambda: self.now)
+        self.feed = StateFeed(SERVER, wall=lambda: self.now)
         self.record = GpuRecord()
         self.paths: dict[str, str] = {}
 
@@ -150,10 +150,10 @@ class World:
     def publish(self) -> None:
         gpu = self.record.gpu(paths=self.paths, history_since=0.0, may_set=True)
         gpus = {} if gpu is None else {gpu.uuid: (gpu, self.record.heard_at)}
-        self.hub.publish(gpus, SERVER)
+        self.feed.publish(gpus, SERVER)
 
     def state(self, *, may_set: bool = True) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(msgspec.json.encode(self.hub.state(may_set=may_set)))
+        state: dict[str, Any] = json.loads(msgspec.json.encode(self.feed.state(may_set=may_set)))
         return state
 
 
@@ -168,7 +168,7 @@ def timeless(value: Any) -> Any:
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
-def messages_of(reader: hub.Subscription) -> list[dict[str, Any]]:
+def messages_of(reader: state_feed.Subscription) -> list[dict[str, Any]]:
     """Return all messages that are ready, without waiting."""
     found = []
     while reader.is_ready:
@@ -184,7 +184,7 @@ def test_a_snapshot_and_its_deltas_are_the_state(
     story: list[Any], pauses: list[float], may_set: bool
 ) -> None:
     world = World()
-    reader = world.hub.subscribe(may_set=may_set)
+    reader = world.feed.subscribe(may_set=may_set)
     state: dict[str, Any] = {}
     for index, step in enumerate(story):
         world.now += pauses[index % len(pauses)] if pauses else 0.0
@@ -210,7 +210,7 @@ def test_a_reader_that_comes_back_lacks_nothing(story: list[Any], data: st.DataO
     state = world.state()
     for step in story[left:]:
         world.step(*step)
-    reader = world.hub.subscribe(may_set=True, epoch=state["epoch"], seq=state["seq"])
+    reader = world.feed.subscribe(may_set=True, epoch=state["epoch"], seq=state["seq"])
     for message in messages_of(reader):
         assert message["type"] == "delta"
         state = applied(state, message)
@@ -224,7 +224,7 @@ def test_time_alone_is_no_news(status: w.GpuStatus, paths: dict[str, str]) -> No
     world = World()
     world.paths = paths
     world.step("heard", status, None)
-    seq, passed = world.hub.seq, 60.0
+    seq, passed = world.feed.seq, 60.0
     world.now += passed
     later = replace(
         status,
@@ -242,7 +242,7 @@ def test_time_alone_is_no_news(status: w.GpuStatus, paths: dict[str, str]) -> No
         ],
     )
     world.step("heard", later, None)
-    assert world.hub.seq == seq
+    assert world.feed.seq == seq
 
 
 def _later(entry: w.QueueEntry, passed: float) -> w.QueueEntry:
@@ -311,15 +311,15 @@ def history(*entries: tuple[int, float, float | None]) -> w.HistoryReport:
 def test_a_turns_end_that_drifts_is_said_once_it_moved() -> None:
     world = World()
     world.step("heard", status(), None)
-    seq = world.hub.seq
+    seq = world.feed.seq
     # 0.1 s later each time: the third differs by more than 0.3 s from what was sent
     for _ in range(3):
         world.now += 0.1
         world.step("heard", status(), None)
-        assert world.hub.seq == seq
+        assert world.feed.seq == seq
     world.now += 0.1
     world.step("heard", status(), None)
-    assert world.hub.seq == seq + 1
+    assert world.feed.seq == seq + 1
     assert world.state()["gpus"][0]["sessions"][0]["turn_ends_at"] == pytest.approx(
         world.now + 30.0
     )
@@ -354,25 +354,25 @@ def test_a_killed_daemons_history_ends_where_it_was_last_seen() -> None:
 def test_a_new_connection_to_the_same_daemon_repeats_nothing() -> None:
     world = World()
     world.step("heard", status(), history((1, 20.0, None), (2, 9.0, 8.0)))
-    seq = world.hub.seq
+    seq = world.feed.seq
     world.now += 4.0
     (session,) = status().sessions
     later = status(uptime_s=104.01, sessions=[replace(session, time_left_s=26.0)])
     world.step("heard", later, history((1, 24.02, None), (2, 13.1, 11.9)))
-    assert world.hub.seq == seq
+    assert world.feed.seq == seq
 
 
 def test_a_slow_reader_loses_its_deltas_and_gets_a_snapshot() -> None:
     world = World()
-    reader = world.hub.subscribe(may_set=True)
+    reader = world.feed.subscribe(may_set=True)
     assert [m["type"] for m in messages_of(reader)] == ["snapshot"]
-    for tq_s in range(hub.BUFFER_MAX + 5):
+    for tq_s in range(state_feed.BUFFER_MAX + 5):
         scheduler = w.SchedulerStatus(tq_s=float(tq_s), anti_thrash=AntiThrash.ON, serialised=False)
         world.step("heard", status(scheduler=scheduler), None)
     (only,) = messages_of(reader)
     assert only["type"] == "snapshot"
-    assert only["seq"] == world.hub.seq
-    assert only["gpus"][0]["scheduler"]["tq_s"] == hub.BUFFER_MAX + 4
+    assert only["seq"] == world.feed.seq
+    assert only["gpus"][0]["scheduler"]["tq_s"] == state_feed.BUFFER_MAX + 4
 
 
 @pytest.mark.parametrize(
@@ -380,16 +380,16 @@ def test_a_slow_reader_loses_its_deltas_and_gets_a_snapshot() -> None:
 )
 def test_who_cannot_be_helped_by_deltas_gets_a_snapshot(epoch: str | None, seq: int) -> None:
     world = World()
-    for tq_s in range(1, hub.RING_MAX + 10):
+    for tq_s in range(1, state_feed.RING_MAX + 10):
         scheduler = w.SchedulerStatus(tq_s=float(tq_s), anti_thrash=AntiThrash.ON, serialised=False)
         world.step("heard", status(scheduler=scheduler), None)
-    reader = world.hub.subscribe(may_set=True, epoch=epoch or world.hub.epoch, seq=seq)
+    reader = world.feed.subscribe(may_set=True, epoch=epoch or world.feed.epoch, seq=seq)
     assert [m["type"] for m in messages_of(reader)] == ["snapshot"]
 
 
 def test_who_may_not_set_is_never_told_otherwise() -> None:
     world = World()
-    readers = [world.hub.subscribe(may_set=allowed) for allowed in (True, False)]
+    readers = [world.feed.subscribe(may_set=allowed) for allowed in (True, False)]
     for reader in readers:
         messages_of(reader)
     world.step("heard", status(), None)
@@ -405,7 +405,7 @@ def test_who_may_not_set_is_never_told_otherwise() -> None:
 
 def test_a_quiet_stream_says_that_it_lives() -> None:
     world = World()
-    reader = world.hub.subscribe(may_set=True)
+    reader = world.feed.subscribe(may_set=True)
     messages_of(reader)
     heartbeat = json.loads(asyncio.run(reader.next(0.01)))
     assert heartbeat == {"type": "heartbeat", "seq": 0, "now": world.now}
@@ -414,7 +414,7 @@ def test_a_quiet_stream_says_that_it_lives() -> None:
 def test_a_heartbeat_never_says_more_than_the_reader_has() -> None:
     """This also holds if the server is busy when a heartbeat is due and something else happens."""
     world = World()
-    reader = world.hub.subscribe(may_set=True)
+    reader = world.feed.subscribe(may_set=True)
     messages_of(reader)
 
     async def read() -> bytes:

@@ -125,7 +125,7 @@ async def main():
     service = Service(Path({directory!r}), Documents(Sessions()), logging.getLogger(),
         autostarts=False, may_set=True, interval_s=0.0, history_s=1800.0)
     await service.ready()
-    print(msgspec.json.encode(service.hub.state(may_set=True)).decode())
+    print(msgspec.json.encode(service.feed.state(may_set=True)).decode())
     await service.close()
 
 os.setgroups([]); os.setgid({uid}); os.setuid({uid})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from kiwi_jupyter.server_ext import hub
+from kiwi_jupyter.server_ext import state_feed
 
 if TYPE_CHECKING:
     from daemon import Daemon
@@ -65,7 +65,7 @@ async def test_one_that_is_up_to_date_hears_only_what_is_new(
 ) -> None:
     stream = await read()
     await stream.until(lambda s: s["gpus"])
-    monkeypatch.setattr(hub.Subscription.next, "__defaults__", (0.1,))
+    monkeypatch.setattr(state_feed.Subscription.next, "__defaults__", (0.1,))
     back = await read(epoch=stream.state["epoch"], seq=stream.state["seq"])
     back.state = stream.state
     assert (await back.read())["type"] == "heartbeat"
@@ -76,7 +76,7 @@ async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, ki
     what was on its way, and then a snapshot."""
     swift = await read()
     await swift.until(lambda s: s["gpus"])
-    published = kiwi.service.hub
+    published = kiwi.service.feed
     before = set(published._subscriptions)
     slow = await read()
     while not (new := published._subscriptions - before):
@@ -90,10 +90,10 @@ async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, ki
         published.publish({uuid: (replace(gpu, errors=errors), heard_at)}, published._server)
         said += 1
         assert said < 4000, "200 MB fit in no socket"
-        assert len(subscription._waiting) <= hub.BUFFER_MAX
+        assert len(subscription._waiting) <= state_feed.BUFFER_MAX
         await swift.until(lambda s, at=published.seq: s["seq"] >= at)
     await slow.read()
     while slow.seen[-1]["type"] != "snapshot" or len(slow.seen) == 1:
         await slow.read()
     assert slow.state["seq"] >= said
-    assert len(slow.seen) <= said - hub.BUFFER_MAX + 1, "what was in the buffer never came"
+    assert len(slow.seen) <= said - state_feed.BUFFER_MAX + 1, "what was in the buffer never came"

@@ -44,7 +44,7 @@ checkpoint = CheckpointPager(
     RemoteGpu(movers, gpu.uuid, gpu.total_bytes),
     dataclasses.replace(DEFAULTS, **{config!r}),
     other_roots=lambda: roots,
-    remember=lambda: remembered.update(checkpoint.export_footprints()),
+    store_footprints=lambda: remembered.update(checkpoint.export_footprints()),
     host_available_bytes=lambda pids: {host_bytes!r},
 )
 pager = Blocking(checkpoint, loop)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kiwi_core.cli.picture import gpu_lines
+from kiwi_core.cli.status_text import gpu_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.states import AntiThrash
 from kiwi_core.wire.status import GpuStatus, MemoryStatus, OutsideProgram, SchedulerStatus

@@ -126,7 +126,7 @@ class Rights:
         """Return whether the peer's uid names a user of this machine."""
         return peer.container in ("", self.container)
 
-    def may_set(self, peer: Peer) -> bool:
+    def is_admin(self, peer: Peer) -> bool:
         """Return whether ``peer`` may change settings and see everybody's usage: whoever sets the
         quantum must be able to see for whom it is right."""
         return self._is_admin(peer)

@@ -42,7 +42,7 @@ class Guards:
         """Record why the client's own process has no gate, as it says; "": it has one, or does not
         know."""
         member.ungated = ungated
-        self._settle(member)
+        self._report_guard(member)
 
     def seen(self, target: Target, seen: Observation) -> None:
         """Take an observation of a session."""
@@ -55,14 +55,14 @@ class Guards:
         earlier = {ref for ref in member.bare if processes.alive(ref)}
         member.bare = frozenset((using | earlier) - gated)
         member.in_driver = bool(seen.processes)
-        self._settle(member)
-        self._settle_stopped(member, seen.stopped)
+        self._report_guard(member)
+        self._report_stopped(member, seen.stopped)
 
     def stopped(self, session: SessionId, why: str) -> None:
         """Record why a session that cannot be observed now is stopped; "": it runs."""
         member = self._registry.get(session)
         if member is not None:
-            self._settle_stopped(member, why)
+            self._report_stopped(member, why)
 
     def _gated(self, session: SessionId) -> set[ProcessRef]:
         """Return the processes that have the library. A lost connection comes back soon, unless the
@@ -73,7 +73,7 @@ class Guards:
             if link.connected or link.expected or link.told.residency is not Residency.RESIDENT
         }
 
-    def _settle(self, member: SessionRecord) -> None:
+    def _report_guard(self, member: SessionRecord) -> None:
         # A client's word about itself counts only once its program uses the driver: an unguarded
         # session is never stopped, so a false claim must not keep the GPU from others.
         guarded = not (member.ungated and member.in_driver) and not member.bare
@@ -84,7 +84,7 @@ class Guards:
         log.info("guard changed", session=member.id, guarded=guarded, bare=pids)
         self._feed(ev.GuardChanged(session=member.id, guarded=guarded))
 
-    def _settle_stopped(self, member: SessionRecord, why: str) -> None:
+    def _report_stopped(self, member: SessionRecord, why: str) -> None:
         if why == member.stopped:
             return
         member.stopped = why

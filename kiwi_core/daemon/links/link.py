@@ -70,7 +70,7 @@ class PagerCall:
     """Bytes that were out when it was sent."""
     sent_ns: int = 0
 
-    def settle(self, outcome: Outcome) -> None:
+    def resolve(self, outcome: Outcome) -> None:
         if not self.outcome.done():  # the waiting task may have been cancelled
             self.outcome.set_result(outcome)
 
@@ -169,7 +169,7 @@ class Link:
         self.gate_open, self.wants_lease, self.unanswered = None, False, None
         self.told = LibraryReport()
         if self.call is not None:
-            self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
+            self._resolve(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
 
     def says(self, told: LibraryReport) -> None:
         """Take its state. The first report on a connection also tells the outcome of an operation
@@ -186,7 +186,7 @@ class Link:
         if call.op is not None and came_in:
             # The answer was lost, and nobody knows how long it took. (A page-out reports its bytes
             # when it is ordered again.)
-            self._settle(call, Moved(call.out_bytes, elapsed_ns=0))
+            self._resolve(call, Moved(call.out_bytes, elapsed_ns=0))
         else:
             self._send(call)  # again, if need be: each action may be repeated
 
@@ -201,10 +201,10 @@ class Link:
     def begin(self, call: PagerCall) -> None:
         if self.call is not None:  # (from its previous session, perhaps)
             detail = f"Process {self.ref.pid} is busy with something else for Kiwi."
-            call.settle(Refused(Reason.LOCK_TIMEOUT, detail))
+            call.resolve(Refused(Reason.LOCK_TIMEOUT, detail))
             return
         if self.forget_if_replaced():
-            call.settle(self._gone())
+            call.resolve(self._gone())
             return
         self.call = call
         if self.greeted and self.connected and self.unanswered is None:
@@ -225,7 +225,7 @@ class Link:
         log.info("another program", pid=self.ref.pid, was=self.told.residency.value)
         self.image, self.told, self.unanswered = "", LibraryReport(), None
         if self.call is not None:
-            self._settle(self.call, self._gone())
+            self._resolve(self.call, self._gone())
         return True
 
     def _gone(self) -> Refused:
@@ -251,7 +251,7 @@ class Link:
             outcome = Lost(detail)
         else:
             outcome = _refused(answer, self.ref.pid)
-        self._settle(call, outcome)
+        self._resolve(call, outcome)
         return True
 
     def _answered_late(self) -> None:
@@ -282,7 +282,7 @@ class Link:
         elif call.op is not None and self.connection is not None:
             self._opens_late(call, self.connection)
         detail = f"Process {self.ref.pid} did not answer in time (stopped, perhaps)."
-        self._settle(call, Refused(Reason.LOCK_TIMEOUT, detail))
+        self._resolve(call, Refused(Reason.LOCK_TIMEOUT, detail))
 
     def _opens_late(self, call: PagerCall, connection: Connection) -> None:
         """Expect the gate to open some time after a ``hold`` or ``free`` that timed out."""
@@ -298,12 +298,12 @@ class Link:
     def _give_up_if_away(self, call: PagerCall) -> None:
         if call is self.call and not self.connected:
             detail = f"Process {self.ref.pid} lost its connection to Kiwi."
-            self._settle(call, Refused(Reason.DRIVER, detail))
+            self._resolve(call, Refused(Reason.DRIVER, detail))
 
-    def _settle(self, call: PagerCall, outcome: Outcome) -> None:
+    def _resolve(self, call: PagerCall, outcome: Outcome) -> None:
         self.call = None
         self.going_out = self.going_out and self.unanswered is not None
-        call.settle(outcome)
+        call.resolve(outcome)
 
 
 def _later(seconds: float, what: Callable[[PagerCall], object], call: PagerCall) -> None:

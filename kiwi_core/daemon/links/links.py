@@ -122,7 +122,7 @@ class Links:
             self._before_a_move()
         for link, call in those:
             if link is None or self._by_ref.get(link.ref) is not link:
-                call.settle(Refused(Reason.GONE, "The process has ended."))
+                call.resolve(Refused(Reason.GONE, "The process has ended."))
             else:
                 link.begin(call)
 

@@ -91,7 +91,7 @@ class Gates:
         session: SessionId | None = getattr(event, "session", None)
         if session is not None:
             named.add(session)
-        self._settle(named)
+        self._order(named)
         if not self._sweep_due:
             self._sweep_due = True
             asyncio.get_running_loop().call_later(SWEEP_DELAY_S, self._sweep)
@@ -105,14 +105,14 @@ class Gates:
 
     def _sweep(self) -> None:
         self._sweep_due = False
-        self._settle(tuple(self._links.sessions))
+        self._order(tuple(self._links.sessions))
 
-    def _settle(self, sessions: Iterable[SessionId]) -> None:
+    def _order(self, sessions: Iterable[SessionId]) -> None:
         for session in sessions:
             if links := self._links.of(session):
-                self._settle_one(session, links)
+                self._order_one(session, links)
 
-    def _settle_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
+    def _order_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
         wished = self._core.scheduler.may_compute(session)
         if not wished and self._core.scheduler.at_rest(session):
             self._own_burst_is_over(session)

@@ -16,7 +16,7 @@ from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 if TYPE_CHECKING:
     from kiwi_core.daemon.base.connection import Connection
     from kiwi_core.daemon.engine.core import Core
-    from kiwi_core.daemon.links.limits import Limits
+    from kiwi_core.daemon.links.library_ram import LibraryRam
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
@@ -39,7 +39,7 @@ class LinkHandler:
     _gates: Gates
     _registry: SessionRegistry
     _sessions: SessionHandler
-    _limits: Limits
+    _library_ram: LibraryRam
     _link_of: dict[Connection, Link] = field(default_factory=dict)
 
     def connections(self) -> set[Connection]:
@@ -57,7 +57,7 @@ class LinkHandler:
         if link.uid != connection.peer.uid:
             raise PeerError("not-yours", f"Process {ref.pid} belongs to another user.")
         link.owns = hello.owns
-        self._settle_in(link)  # before it can be sent anything: the welcome must come first
+        self._join_session(link)  # before it can be sent anything: the welcome must come first
         old = link.attach(connection)
         if old is not None:
             self._link_of.pop(old, None)
@@ -80,7 +80,7 @@ class LinkHandler:
             return  # replaced while its last messages were on their way
         if isinstance(message, PagerState):
             self._links.told(link, message)
-            self._limits.changed()
+            self._library_ram.changed()
             self._believe(link)
         elif isinstance(message, PagerDone):
             if not self._links.done(link, message):
@@ -136,7 +136,7 @@ class LinkHandler:
             if link.session != session:
                 continue  # its parent, which has just become a session, has taken it along
             try:
-                self._settle_in(link)
+                self._join_session(link)
             except PeerError as error:  # it continues without Kiwi: see ``left``
                 log.warning("cannot be a session", pid=link.ref.pid, why=str(error))
                 continue
@@ -160,7 +160,7 @@ class LinkHandler:
                 self._gates.moved_over(link)
                 self._believe(link)
 
-    def _settle_in(self, link: Link) -> None:
+    def _join_session(self, link: Link) -> None:
         if link.off or (link.session and self._registry.get(link.session) is not None):
             return
         member = self._links.nearest(link)

@@ -60,7 +60,7 @@ class QueuePlaces:
             if not outside:
                 del self._outside[member.uid]
 
-    def settle(self) -> None:
+    def move_up_soon(self) -> None:
         if self._outside and not self._due:
             self._due = True
             self._loop.call_soon(self._move_up)

@@ -118,7 +118,7 @@ class RequestHandler:
         self._releases.take(uid)
 
     def _resume(self, connection: Connection, member: SessionRecord) -> None:
-        if member.kept_out == ADMIN and not self._rights.may_set(connection.peer):
+        if member.kept_out == ADMIN and not self._rights.is_admin(connection.peer):
             raise CallerError(
                 "not-allowed",
                 "An admin keeps this session out of the GPU, so only an admin can let it go on.",
@@ -173,7 +173,7 @@ class RequestHandler:
     # --- settings -------------------------------------------------------------------------------
 
     def set(self, connection: Connection, message: m.Set) -> None:
-        if not self._rights.may_set(connection.peer):
+        if not self._rights.is_admin(connection.peer):
             raise CallerError(
                 "not-allowed",
                 "Only the daemon's owner or a member of its admin group may change settings.",

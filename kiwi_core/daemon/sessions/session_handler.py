@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.guards import Guards
     from kiwi_core.daemon.roster.registry import SessionRegistry
-    from kiwi_core.daemon.sessions.expected import Expected
+    from kiwi_core.daemon.sessions.announced import Announced
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.states import Priority
@@ -65,7 +65,7 @@ class SessionHandler:
         core: Core,
         priorities: Mapping[str, Priority],
         places: Share,
-        expected: Expected,
+        expected: Announced,
     ) -> None:
         self._registry = registry
         self._core = core
@@ -236,7 +236,7 @@ class SessionHandler:
 
     def after(self, _step: Step) -> None:
         """Complete the leaving of sessions whose memory is back."""
-        self.places.settle()
+        self.places.move_up_soon()
         for member in list(self._leaving):
             if self._core.scheduler.state_of(member.id) is None:
                 self._say_farewell(member, self._leaving.pop(member))

@@ -50,9 +50,9 @@ FREE: Final = frozenset({CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PRO
 
 @dataclass(frozen=True)
 class Parts:
-    """What all operations of one pager share. ``make_room`` frees RAM for that many bytes, which
-    are about to go out of a session. ``remember`` stores the footprints where they survive this
-    process; it is called before anything is moved out."""
+    """What all operations of one pager share. ``make_ram_room`` frees RAM for that many bytes that
+    are about to go out of a session. ``store_footprints`` stores the footprints where they survive
+    this process; it is called before anything is moved out."""
 
     driver: CheckpointCalls
     gpu: GpuReadings
@@ -61,8 +61,8 @@ class Parts:
     room: GpuRoom
     config: Config
     host_available_bytes: Callable[[Collection[int]], int]
-    make_room: Callable[[Target, int], Awaitable[None]]
-    remember: Callable[[], None]
+    make_ram_room: Callable[[Target, int], Awaitable[None]]
+    store_footprints: Callable[[], None]
     unmovable: Unmovable
     failures: RestoreFailures
 

@@ -52,8 +52,9 @@ async def _enough(_target: Target, _size_bytes: int) -> None:
 class CheckpointPager:
     """Pages the sessions of one GPU, with one call at a time for each session.
 
-    ``make_room(target, size_bytes)`` frees RAM before that much goes out. ``remember()`` is called
-    before a page-out moves anything: a daemon that takes over must know the footprints.
+    ``make_ram_room(target, size_bytes)`` frees RAM before that much goes out.
+    ``store_footprints()`` is called before a page-out moves anything: a daemon that takes over must
+    know the footprints.
     ``other_roots()`` returns the root processes of all sessions: a session that was started inside
     another (``kiwi run -- jupyter lab``) does not belong to that one. ``unfit`` says which
     processes must not be moved.
@@ -65,8 +66,8 @@ class CheckpointPager:
         gpu: GpuReadings,
         config: Config = DEFAULTS,
         *,
-        make_room: Callable[[Target, int], Awaitable[None]] = _enough,
-        remember: Callable[[], None] = lambda: None,
+        make_ram_room: Callable[[Target, int], Awaitable[None]] = _enough,
+        store_footprints: Callable[[], None] = lambda: None,
         other_roots: Callable[[], Collection[ProcessRef]] = frozenset,
         host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
         unfit: Callable[[ProcessRef], Unfit | None] = lambda _ref: None,
@@ -84,8 +85,8 @@ class CheckpointPager:
             room=self.room,
             config=config,
             host_available_bytes=host_available_bytes,
-            make_room=make_room,
-            remember=remember,
+            make_ram_room=make_ram_room,
+            store_footprints=store_footprints,
             unmovable=Unmovable(unfit),
             failures=RestoreFailures(),
         )

@@ -175,9 +175,9 @@ class Transaction:
         anything moves, so that a daemon that takes over knows them."""
         usage = await self._parts.gpu.bytes_by_pid()
         sizes = {ref: usage[ref.pid] for ref in locked if ref.pid in usage}
-        await self._parts.make_room(self._target, sum(sizes.values()))
+        await self._parts.make_ram_room(self._target, sum(sizes.values()))
         self._parts.footprints.put(sizes)
-        self._parts.remember()
+        self._parts.store_footprints()
         return sizes
 
     async def _undo_out(

@@ -1,7 +1,7 @@
 """Simulate each waiter's wait in several futures, as many as one forecast may cost.
 
 A copy of the scheduler runs until the first few waiters are granted. The additional wait of each
-one further down is estimated by a sum over the turns between (``further``): there the errors of
+one further down is estimated by a sum over the turns between (``queue_tail``): there the errors of
 many turns even out, and users need no exact seconds.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.forecast.further import begins_ns
-from kiwi_core.sched.forecast.lookahead import SimulatedFuture
+from kiwi_core.sched.forecast.queue_tail import begins_ns
+from kiwi_core.sched.forecast.simulated_future import SimulatedFuture
 
 if TYPE_CHECKING:
     from collections.abc import Container

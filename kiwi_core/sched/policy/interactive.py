@@ -66,7 +66,7 @@ LAST: Final = len(LEVELS_TQ)
 QUANTA_TQ: Final = (0.5, 1.5, 3.0)
 """Quanta by level. Long quanta for long bursts save swaps; short cells interrupt them anyway."""
 
-GUARD_TQ: Final = 0.25
+LEAST_RUN_TQ: Final = 0.25
 """The least that a runner gets. With 1/15 the total time under overload was 8 to 10 % longer."""
 
 IN_PLACE_TQ: Final = 0.1
@@ -112,7 +112,7 @@ class Interactive(Policy):
         tq_ns = turn_settings.tq_ns
         self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
         self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
-        self._guard_ns = round(GUARD_TQ * tq_ns)
+        self._least_run_ns = round(LEAST_RUN_TQ * tq_ns)
         self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns)
         self._patience_ns = round(PATIENCE_TQ * tq_ns)
         self._turn_patience_ns = PATIENCE_FACTOR * tq_ns
@@ -313,7 +313,7 @@ class Interactive(Policy):
         began_ns, in_place = runner.granted_ns, waiter.id in context.waiting_in
         floor_ns = self.floor_ns(context, runner)
         # The guard is shorter where nothing would have to move.
-        guard_ns = self._in_place_ns if in_place else max(self._guard_ns, floor_ns)
+        guard_ns = self._in_place_ns if in_place else max(self._least_run_ns, floor_ns)
         least_ns = max(began_ns + guard_ns, runner.protected_until_ns)
         if self._is_old(context, waiter) or (waiter.share and self._is_owed(context, waiter)):
             return least_ns

@@ -194,7 +194,7 @@ def test_nvml_that_fails_after_the_lock(machine: Machine) -> None:
     def fails(*_: object) -> None:
         machine.nvml_fails = True
 
-    pager = new_pager(machine, remember=fails)
+    pager = new_pager(machine, store_footprints=fails)
     machine.unlisted = {2}  # so that NVML is asked again
     refused(pager.page_out(TARGET, soon_ns()), Reason.DRIVER)
     assert machine.states == {1: OUT, 2: LOCKED}, "nobody runs while a part is out"
@@ -208,7 +208,7 @@ def test_remembering_that_fails_leaves_everybody_running(machine: Machine) -> No
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        new_pager(machine, remember=fails).page_out(TARGET, soon_ns())
+        new_pager(machine, store_footprints=fails).page_out(TARGET, soon_ns())
     assert machine.states == {1: RUNNING, 2: RUNNING}
 
 

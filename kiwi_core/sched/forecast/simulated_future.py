@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import EndSession, Grant, Operation
-from kiwi_core.sched.forecast.further import begins_ns
+from kiwi_core.sched.forecast.queue_tail import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.rules import arrivals, observations, outcomes

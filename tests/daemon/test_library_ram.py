@@ -12,7 +12,7 @@ import pytest
 from talker import Talker
 
 from kiwi_core.daemon.links.host_budget import HostBudget
-from kiwi_core.daemon.links.limits import Limits
+from kiwi_core.daemon.links.library_ram import LibraryRam
 from kiwi_core.daemon.links.link import Link
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.linked import LibraryReport
@@ -66,7 +66,7 @@ class Machine:
         self.budget_bytes = budget_gib * GIB
         self.links: list[Link] = []
         there: Any = SimpleNamespace(everybody=lambda: tuple(self.links))
-        self.limits = Limits(there, Budget(self, there))
+        self.ram = LibraryRam(there, Budget(self, there))
 
     def library(self, name: str, resident_gib: int, *, out_gib: int = 0, held_gib: int = 0) -> Link:
         link = Link(ProcessRef(len(self.links) + 1, 1), 0, session=SessionId(name))
@@ -86,12 +86,12 @@ class Machine:
 
         await asyncio.wait_for(told(), 20.0)
 
-    async def make_room(self, *args: Any) -> float:
+    async def make_ram_room(self, *args: Any) -> float:
         """Make room, and return how long it took."""
         began_s = time.monotonic()
-        claim = await self.limits.make_room(*args)
+        claim = await self.ram.make_ram_room(*args)
         took_s = time.monotonic() - began_s
-        self.limits.done(claim)
+        self.ram.done(claim)
         return took_s
 
 
@@ -119,11 +119,11 @@ def test_each_is_told_its_share_once() -> None:
     async def story() -> None:
         machine = Machine(64)
         link = machine.library("a", 10)
-        machine.limits.changed()
+        machine.ram.changed()
         await machine.until_told(link, lambda said: said.arena_bytes == 10 * GIB)
         told = len(heard(link).limits)
         for _ in range(3):
-            machine.limits.changed()
+            machine.ram.changed()
             await asyncio.sleep(0.3)  # longer than until the next review
         assert len(heard(link).limits) == told
 
@@ -137,7 +137,7 @@ def test_nobody_is_told_before_it_has_said_how_things_are() -> None:
         machine = Machine(64)
         new, old = machine.library("new", 10), machine.library("old", 10)
         new.greeted = False
-        machine.limits.changed()
+        machine.ram.changed()
         await machine.until_told(old, lambda said: said.arena_bytes > 0)
         assert heard(new).limits == []
 
@@ -149,7 +149,7 @@ def test_who_has_left_kiwi_holds_nothing() -> None:
         machine = Machine(64)
         link = machine.library("a", 10, held_gib=10)
         link.session = None
-        machine.limits.changed()
+        machine.ram.changed()
         await machine.until_told(link, lambda said: True)
         assert heard(link).limits == [PagerLimits(arena_bytes=0)]
 
@@ -167,7 +167,7 @@ def test_a_page_out_that_needs_ram_gets_what_others_hold_for_speed() -> None:
         machine.library("b", 30)
         for link in (rich, poor, out):
             gives_back(link)
-        await machine.make_room(SessionId("b"), 20 * GIB, soon_ns())
+        await machine.make_ram_room(SessionId("b"), 20 * GIB, soon_ns())
         assert rich.told.arena_bytes == 0, "who holds most gives back"
         assert (poor.told.arena_bytes, out.told.arena_bytes) == (5 * GIB, 4 * GIB)
 
@@ -179,11 +179,11 @@ def test_one_that_needs_none_waits_for_nobody() -> None:
         machine = Machine(50)
         frozen = machine.library("frozen", 30, held_gib=20)
         moving = machine.library("b", 25, held_gib=20)
-        claim = await machine.limits.before_page_out([moving], soon_ns())
+        claim = await machine.ram.before_page_out([moving], soon_ns())
         assert claim is not None
         assert claim.more_bytes == 5 * GIB, "it uses what it holds"
         rich = machine.library("c", 5, held_gib=20)
-        assert await machine.limits.before_page_out([rich], soon_ns()) is None
+        assert await machine.ram.before_page_out([rich], soon_ns()) is None
         assert not [said for said in heard(frozen).limits if said.arena_bytes == 0]
 
     asyncio.run(story())
@@ -192,20 +192,20 @@ def test_one_that_needs_none_waits_for_nobody() -> None:
 def test_one_that_gives_nothing_back_is_waited_for_a_moment_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kiwi_core.daemon.links.limits.GIVE_BACK_WITHIN_S", 0.3)
+    monkeypatch.setattr("kiwi_core.daemon.links.library_ram.GIVE_BACK_WITHIN_S", 0.3)
 
     async def story() -> None:
         machine = Machine(40)
         frozen = machine.library("frozen", 30, held_gib=30)
         machine.library("b", 30)
-        assert await machine.make_room(SessionId("b"), 20 * GIB, soon_ns()) >= 0.3
+        assert await machine.make_ram_room(SessionId("b"), 20 * GIB, soon_ns()) >= 0.3
         assert heard(frozen).limits[-1].arena_bytes == 0, "it was asked"
         machine.links.remove(frozen)
         machine.budget_bytes = 0
-        monkeypatch.setattr("kiwi_core.daemon.links.limits.GIVE_BACK_WITHIN_S", 3600.0)
+        monkeypatch.setattr("kiwi_core.daemon.links.library_ram.GIVE_BACK_WITHIN_S", 3600.0)
         # half of the time is left for waiting
         in_two_hours_ns = time.monotonic_ns() + 7200 * NS_PER_S
-        await machine.make_room(SessionId("b"), 20 * GIB, in_two_hours_ns)  # no library has any
+        await machine.make_ram_room(SessionId("b"), 20 * GIB, in_two_hours_ns)  # no library has any
 
     asyncio.run(story())
 
@@ -216,11 +216,11 @@ def test_two_at_once_do_not_count_on_the_same_ram() -> None:
         rich = machine.library("rich", 30, held_gib=20)
         gives_back(rich)
         machine.library("b", 15), machine.library("c", 15)
-        first = await machine.limits.make_room(SessionId("b"), 15 * GIB, soon_ns())
+        first = await machine.ram.make_ram_room(SessionId("b"), 15 * GIB, soon_ns())
         assert rich.told.arena_bytes == 20 * GIB, "there was enough"
-        await machine.make_room(SessionId("c"), 15 * GIB, soon_ns())
+        await machine.make_ram_room(SessionId("c"), 15 * GIB, soon_ns())
         assert rich.told.arena_bytes == 0
-        machine.limits.done(first)
+        machine.ram.done(first)
 
     asyncio.run(story())
 
@@ -229,11 +229,11 @@ def test_one_that_gave_up_holds_nobody_up() -> None:
     async def story() -> None:
         machine = Machine(4)
         link = machine.library("idle", 2, held_gib=2)
-        waiting = asyncio.ensure_future(machine.make_room(SessionId("b"), 4 * GIB, soon_ns()))
+        waiting = asyncio.ensure_future(machine.make_ram_room(SessionId("b"), 4 * GIB, soon_ns()))
         await machine.until_told(link, lambda said: said.arena_bytes == 0)
         waiting.cancel()
         await asyncio.wait([waiting])
-        machine.limits.changed()
+        machine.ram.changed()
         await machine.until_told(link, lambda said: said.arena_bytes == 2 * GIB)
 
     asyncio.run(story())

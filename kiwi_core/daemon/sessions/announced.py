@@ -30,7 +30,7 @@ status ask at the same time."""
 
 
 @dataclass(eq=False, repr=False)
-class Expected:
+class Announced:
     _scheduler: Scheduler
     _share: Share
     _sessions: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)

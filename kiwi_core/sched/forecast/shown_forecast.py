@@ -22,8 +22,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kiwi_core.sched.forecast.estimate import Estimate, likely
 from kiwi_core.sched.forecast.futures import Futures, futures, tail_ns
+from kiwi_core.sched.forecast.ranges import Estimate, likely
 from kiwi_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Forecast:
 
     def look(self, st: State, now_ns: int) -> dict[SessionId, ShownForecast]:
         """Return the forecast of each waiter that has one."""
-        self._settle(st)
+        self._close_promises(st)
         changed = self._serial != st.history.serial
         passed_ns = now_ns - self._looked_ns[-1]
         due = changed or passed_ns >= KEPT_NS
@@ -328,7 +328,7 @@ class Forecast:
 
     # --- what came ------------------------------------------------------------------------------
 
-    def _settle(self, st: State) -> None:
+    def _close_promises(self, st: State) -> None:
         """Drop the promises whose waits have ended, and learn from those that were granted."""
         for id_, promise in tuple(self._promises.items()):
             waiter = st.queue.get(id_)

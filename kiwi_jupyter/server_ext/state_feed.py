@@ -36,7 +36,7 @@ HEARTBEAT_S: Final = 10.0
 """Interval of heartbeats: a browser knows within a few of them that its server is gone."""
 
 
-class News:
+class EncodedDelta:
     """One delta, encoded once for all readers (once more for those who may not set)."""
 
     __slots__ = ("_masked", "delta", "encoded")
@@ -54,7 +54,7 @@ class News:
         return self._masked
 
 
-class Hub:
+class StateFeed:
     """``wall`` is the clock of all that is said."""
 
     def __init__(self, server: Server, *, wall: Callable[[], float] = time.time) -> None:
@@ -64,7 +64,7 @@ class Hub:
         self._server = server
         self._gpus: dict[str, Gpu] = {}
         self._heard_at: dict[str, float] = {}
-        self._ring: deque[News] = deque()
+        self._ring: deque[EncodedDelta] = deque()
         self._ring_bytes = 0
         self._subscriptions: set[Subscription] = set()
 
@@ -94,7 +94,7 @@ class Hub:
 
     def _say(self, server: Server | None, changed: dict[str, GpuDelta], gone: list[str]) -> None:
         self.seq += 1
-        news = News(
+        news = EncodedDelta(
             Delta(
                 seq=self.seq,
                 now=self._wall(),
@@ -135,7 +135,7 @@ class Hub:
     def unsubscribe(self, subscription: Subscription) -> None:
         self._subscriptions.discard(subscription)
 
-    def _missed(self, epoch: str, seq: int) -> list[News] | None:
+    def _missed(self, epoch: str, seq: int) -> list[EncodedDelta] | None:
         """Return what a reader lacks; ``None``: not here any more, or it cannot be."""
         if epoch != self.epoch or not 0 <= seq <= self.seq:
             return None
@@ -149,14 +149,14 @@ class Hub:
 
 
 class Subscription:
-    """One reader's place in the stream; ``missed`` as ``Hub.subscribe`` found it."""
+    """One reader's place in the stream; ``missed`` as ``StateFeed.subscribe`` found it."""
 
-    def __init__(self, hub: Hub, may_set: bool, missed: list[News] | None) -> None:
-        self._hub = hub
+    def __init__(self, feed: StateFeed, may_set: bool, missed: list[EncodedDelta] | None) -> None:
+        self._feed = feed
         self._may_set = may_set
         self._lost = missed is None
         """Deltas are missing here: only a snapshot helps."""
-        self._waiting: deque[News] = deque(missed or ())
+        self._waiting: deque[EncodedDelta] = deque(missed or ())
         self._some = asyncio.Event()
         if self._lost or self._waiting:
             self._some.set()
@@ -166,7 +166,7 @@ class Subscription:
         """Return whether ``next`` has something other than a heartbeat."""
         return self._some.is_set()
 
-    def offer(self, news: News) -> None:
+    def offer(self, news: EncodedDelta) -> None:
         if not self._lost:
             self._waiting.append(news)
             if len(self._waiting) > BUFFER_MAX:
@@ -180,7 +180,7 @@ class Subscription:
             with suppress(asyncio.TimeoutError):  # not the builtin one before Python 3.11
                 await asyncio.wait_for(self._some.wait(), timeout_s)
         if not self._some.is_set():  # a busy loop may find both, time and news
-            return self._hub.heartbeat()
+            return self._feed.heartbeat()
         message = self._snapshot() if self._lost else self._delta()
         if not self._waiting:
             self._some.clear()
@@ -188,7 +188,7 @@ class Subscription:
 
     def _snapshot(self) -> bytes:
         self._lost = False
-        state = self._hub.state(may_set=self._may_set)
+        state = self._feed.state(may_set=self._may_set)
         fields = {name: getattr(state, name) for name in state.__struct_fields__}
         return msgspec.json.encode(Snapshot(**fields))
 

@@ -62,7 +62,7 @@ class RamClaim:
         return max(0, self.more_bytes - max(0, self.left_then_bytes - left_bytes))
 
 
-class Limits:
+class LibraryRam:
     def __init__(self, links: Links, budget: HostBudget) -> None:
         self._links = links
         self._budget = budget
@@ -118,7 +118,7 @@ class Limits:
         session = next((link.session for link in links if isinstance(link, Link)), None)
         if session is None:
             return None
-        return await self.make_room(session, more_bytes, deadline_ns)
+        return await self.make_ram_room(session, more_bytes, deadline_ns)
 
     @asynccontextmanager
     async def room_for(
@@ -130,7 +130,7 @@ class Limits:
         finally:
             self.done(claim)
 
-    async def make_room(
+    async def make_ram_room(
         self, session: SessionId, more_bytes: int, deadline_ns: int
     ) -> RamClaim | None:
         """Wait, briefly, until ``more_bytes`` of RAM are there for a page-out of ``session``. The
