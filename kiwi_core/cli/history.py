@@ -10,7 +10,7 @@ from kiwi_core.sched.actions import PageIn, PageOut
 from kiwi_core.sched.events import DeadlinePassed, HostBudgetObserved, MemoryObserved
 from kiwi_core.sched.events import PagedIn as PagedInEvent
 from kiwi_core.sched.events import PagedOut as PagedOutEvent
-from kiwi_core.sched.model.accounts import MovedBytes
+from kiwi_core.sched.replay import MovedBytes
 from kiwi_core.units import SessionId, ns_to_seconds
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import PageIn
 from kiwi_core.sched.model.derived import is_misplaced
-from kiwi_core.sched.model.history import MOVES, turn_of
+from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.turn import Want
-from kiwi_core.states import AntiThrash, Residency
+from kiwi_core.states import AntiThrash, HistoryKind, Residency
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -89,10 +89,20 @@ def _check_session(st: State, s: Session) -> None:
     _true(f"{s.id} stops, not queued", not s.stopping or (s.want is Want.QUEUED and s.mid_burst))
     _true(f"{s.id} is to be ended but can move", s.ends_ns is None or s.cramped_ns >= 0)
     _true(f"{s.id} is ended but used", not s.ended or s.want is Want.NONE)
-    _equal(f"turn of {s.id} in the history", bool(s.turn_id), turn_of(s) is not None)
+    _equal(f"stretch of {s.id}", s.stretch, _stretch_of(s))
     moves = s.op is not None and s.op.doing in MOVES
     _equal(f"move of {s.id} in the history", s.op is not None and bool(s.op.move_id), moves)
     _true(f"negative bytes of {s.id}", min(s.resident_bytes, s.paged_out_bytes) >= 0)
+
+
+def _stretch_of(session: Session) -> HistoryKind | None:
+    """Return whether ``session`` holds the lease, waits or is suspended. A session that is being
+    stopped still holds; a session that leaves waits for no turn."""
+    if session.want is Want.RUNNING or session.stopping:
+        return HistoryKind.HELD
+    if session.want is Want.QUEUED and not session.leaving:
+        return HistoryKind.SUSPENDED if session.mid_burst else HistoryKind.WAITED
+    return None
 
 
 def _check_places(st: State) -> None:

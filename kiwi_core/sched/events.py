@@ -220,11 +220,13 @@ class DeadlinePassed(_Event, frozen=True, kw_only=True):
 # --- outcomes of operations: each carries the id of the order that it answers --------------------
 
 
-class _Outcome(_Event, frozen=True, kw_only=True):
+class Outcome(_Event, frozen=True, kw_only=True):
+    """A report about an operation."""
+
     op: OpId
 
 
-class Suspended(_Outcome, frozen=True, kw_only=True):
+class Suspended(Outcome, frozen=True, kw_only=True):
     """Answers ``Suspend``: the process is held, its memory is still in the GPU.
 
     ``resident_bytes`` was read while it was held, so it is exact; ``None``: it could not be read.
@@ -233,12 +235,12 @@ class Suspended(_Outcome, frozen=True, kw_only=True):
     resident_bytes: int | None = None
 
 
-class SuspendRefused(_Outcome, frozen=True, kw_only=True):
+class SuspendRefused(Outcome, frozen=True, kw_only=True):
     reason: Reason
     detail: str = ""
 
 
-class PagedOut(_Outcome, frozen=True, kw_only=True):
+class PagedOut(Outcome, frozen=True, kw_only=True):
     """Answers ``PageOut``: the memory is in system RAM, the process is held.
 
     ``moved_bytes`` is all that is out now, including what an earlier page-out moved.
@@ -251,42 +253,42 @@ class PagedOut(_Outcome, frozen=True, kw_only=True):
     stays_bytes: int = 0
 
 
-class PageOutRefused(_Outcome, frozen=True, kw_only=True):
+class PageOutRefused(Outcome, frozen=True, kw_only=True):
     """Answers ``PageOut``: nothing changed; the process runs or is free to run as before."""
 
     reason: Reason
     detail: str = ""
 
 
-class PageOutLost(_Outcome, frozen=True, kw_only=True):
+class PageOutLost(Outcome, frozen=True, kw_only=True):
     """Answers ``PageOut``: the driver says that the contents are gone."""
 
     detail: str = ""
 
 
-class PagedIn(_Outcome, frozen=True, kw_only=True):
+class PagedIn(Outcome, frozen=True, kw_only=True):
     """Answers ``PageIn``: the memory is back at its addresses and the process runs."""
 
     moved_bytes: int
     elapsed_ns: int
 
 
-class PageInRefused(_Outcome, frozen=True, kw_only=True):
+class PageInRefused(Outcome, frozen=True, kw_only=True):
     """Answers ``PageIn``: nothing changed. The memory is still in system RAM; try again later."""
 
     reason: Reason
     detail: str = ""
 
 
-class PageInLost(_Outcome, frozen=True, kw_only=True):
+class PageInLost(Outcome, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Resumed(_Outcome, frozen=True, kw_only=True):
+class Resumed(Outcome, frozen=True, kw_only=True):
     """Answers ``Resume``: a process that was only suspended runs again."""
 
 
-class ResumeFailed(_Outcome, frozen=True, kw_only=True):
+class ResumeFailed(Outcome, frozen=True, kw_only=True):
     """Answers ``Resume``: the process is still held; try again later. ``paged_out_bytes`` above 0:
     its memory is in system RAM, because a page-out that an earlier daemon had begun went on."""
 
@@ -295,7 +297,7 @@ class ResumeFailed(_Outcome, frozen=True, kw_only=True):
     paged_out_bytes: int = 0
 
 
-class OperationOverdue(_Outcome, frozen=True, kw_only=True):
+class OperationOverdue(Outcome, frozen=True, kw_only=True):
     """The operation has not reported by its deadline (a hung driver call). Its session gets no
     orders and its bytes stay counted until the operation reports after all."""
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from kiwi_core.sched.events import Event
+    from kiwi_core.units import SessionId
 
 JOURNAL_VERSION: Final = 1
 
@@ -109,6 +110,27 @@ def decode_line(line: bytes) -> JournalHeader | JournalEntry:
             "Replay it with the Kiwi that wrote it.",
         )
     return record
+
+
+class MovedBytes:
+    """Computes how many bytes each move of a journal moved, without a scheduler: its beginning may
+    be missing. It must see every move of every session, in order.
+
+    Where the driver pages out what a library had left, the page-out reports all bytes that are out
+    by then (all of them have to come back), so a plain sum would count the first page-out twice.
+    """
+
+    def __init__(self) -> None:
+        self._out: dict[SessionId, int] = {}
+        """Bytes that each session has in system RAM."""
+
+    def of(self, session: SessionId, event: ev.PagedOut | ev.PagedIn) -> int:
+        """Return how many bytes this move moved."""
+        before_bytes = self._out.pop(session, 0)
+        if not isinstance(event, ev.PagedOut):
+            return event.moved_bytes
+        self._out[session] = max(before_bytes, event.moved_bytes)
+        return max(0, event.moved_bytes - before_bytes)
 
 
 @dataclass(frozen=True)

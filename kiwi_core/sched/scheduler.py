@@ -11,7 +11,6 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import audit
 from kiwi_core.sched.forecast.shown_forecast import Forecast
 from kiwi_core.sched.forecast.simulated_future import NEWCOMERS_MAX, SimulatedFuture
-from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.policy import TurnSettings
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.model.turn import Want
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
     from kiwi_core.sched.model.accounts import Account
+    from kiwi_core.sched.model.happenings import Happening
     from kiwi_core.sched.model.stories import StoryEntry
     from kiwi_core.sched.view import GpuView, HistoryView, QueueView
     from kiwi_core.units import SessionId
@@ -91,6 +91,11 @@ class Scheduler:
         if self._checks:
             audit.check(st)
         return actions
+
+    @property
+    def happenings(self) -> list[Happening]:
+        """What has happened in the last event, in order. The next event makes a new list."""
+        return self._st.history.happenings
 
     def next_deadline_ns(self) -> int | None:
         """Return when to send ``DeadlinePassed`` unless another event comes first, or ``None``."""
@@ -168,14 +173,7 @@ class Scheduler:
 
     def accounts(self, now_ns: int) -> dict[SessionId, Account]:
         """Return the sums of each session until ``now_ns``."""
-        return {id_: account_of(s, now_ns) for id_, s in self._st.sessions.items()}
-
-    def take_departed(self) -> list[tuple[SessionId, Account]]:
-        """Return and drop the final sums of the sessions forgotten since the last call. Call this
-        after each event, or some are lost."""
-        departed = list(self._st.departed)
-        self._st.departed.clear()
-        return departed
+        return {id_: s.account(now_ns) for id_, s in self._st.sessions.items()}
 
     def story(self, session: SessionId) -> tuple[StoryEntry, ...]:
         """Return what happened to ``session`` lately, oldest first; also for a while after it left.

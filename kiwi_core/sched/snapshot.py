@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
-from kiwi_core.states import AntiThrash, Residency, SessionState
+from kiwi_core.states import AntiThrash, HistoryKind, Residency, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kiwi_core.sched.forecast.shown_forecast import Forecast, ShownForecast
+    from kiwi_core.sched.model.happenings import MoveEnded
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
+    from kiwi_core.states import Direction
     from kiwi_core.units import SessionId
 
 _WHILE = {Doing.PAGING_OUT: SessionState.PAGING_OUT, Doing.PAGING_IN: SessionState.PAGING_IN}
+_STRETCHES = {
+    HistoryKind.HELD: SessionState.RUNNING,
+    HistoryKind.WAITED: SessionState.WAITING,
+    HistoryKind.SUSPENDED: SessionState.SUSPENDED,
+}
 _ACTIVITY = {
     Doing.SUSPENDING: "being suspended",
     Doing.RESUMING: "being resumed",
@@ -55,9 +61,14 @@ def snapshot(
         foretold=len(forecast.kept),
         foretold_well=forecast.right,
         sessions=tuple(_session(st, session, now_ns) for session in present),
-        swaps=tuple(SwapView(*swap) for swap in st.swaps),
+        swaps=tuple(map(_swap, st.history.swaps)),
         ignored_events=st.ignored_events,
     )
+
+
+def _swap(move: MoveEnded) -> SwapView:
+    direction: Direction = "out" if move.kind is HistoryKind.OUT else "in"
+    return SwapView(move.session, direction, move.bytes_moved, move.elapsed_ns, move.ended_ns)
 
 
 def state_of(session: Session) -> SessionState:
@@ -65,10 +76,8 @@ def state_of(session: Session) -> SessionState:
         return SessionState.LOST
     if session.op is not None and session.op.doing in _WHILE:
         return _WHILE[session.op.doing]
-    if session.want is Want.RUNNING or session.stopping:
-        return SessionState.RUNNING
-    if session.want is Want.QUEUED and not session.leaving:
-        return SessionState.SUSPENDED if session.mid_burst else SessionState.WAITING
+    if session.stretch is not None:
+        return _STRETCHES[session.stretch]
     return SessionState.PAGED_OUT if session.residency is Residency.PAGED_OUT else SessionState.IDLE
 
 
@@ -149,7 +158,7 @@ def _stop_at_ns(st: State, runner: Session) -> int | None:
 
 
 def _session(st: State, session: Session, now_ns: int) -> SessionView:
-    account = account_of(session, now_ns)
+    account = session.account(now_ns)
     time_left_ns = None
     stoppable = st.anti_thrash is not AntiThrash.OFF and session.guarded
     if session.want is Want.RUNNING and stoppable:

@@ -27,8 +27,7 @@ from kiwi_core.sched.actions import (
     RoomMade,
     Suspend,
 )
-from kiwi_core.sched.model.accounts import MovedBytes
-from kiwi_core.sched.replay import JournalHeader
+from kiwi_core.sched.replay import JournalHeader, MovedBytes
 from kiwi_core.simulate.lives import Done, Life, as_trace, fill_measures, joined_ns, rounded_ns
 from kiwi_core.simulate.measure import Measures
 from kiwi_core.units import seconds_to_ns

@@ -197,7 +197,7 @@ class Place:
     def feed(self, event: ev.Event) -> None:
         now_ns = time.monotonic_ns()
         actions = self.scheduler.handle(event, now_ns)
-        self.keeper.after(Step(event, actions, self.scheduler.holders, now_ns))
+        self.keeper.after(Step(event, actions, self.scheduler.happenings, now_ns))
 
     def begin(self, *names: str) -> None:
         for name in names:

@@ -11,6 +11,7 @@ from world import World
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.accounts import Account
+from kiwi_core.sched.model.happenings import SessionForgotten
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 A, B = SessionId("a"), SessionId("b")
@@ -59,14 +60,15 @@ def test_a_suspension_is_told_from_a_first_wait_and_moves_are_added_up() -> None
     assert (now.moved_in_bytes, now.moving_ns, now.bursts) == (8 * GIB, 3 * NS_PER_S, 1)
 
 
-def test_the_sums_of_one_that_left_can_be_had_once() -> None:
+def test_the_final_sums_of_one_that_left_are_told() -> None:
     world = World("gpu 10")
     world.do(0, "a joins; b joins")
     world.do(1, "a asks 1")
-    assert world.scheduler.take_departed() == []
     world.do(4, "a dies")
-    assert world.scheduler.take_departed() == [(A, Account(held_ns=3 * NS_PER_S, bursts=1))]
-    assert world.scheduler.take_departed() == []
+    final = SessionForgotten(A, Account(held_ns=3 * NS_PER_S, bursts=1))
+    assert [one for one in world.scheduler.happenings if isinstance(one, SessionForgotten)] == [
+        final
+    ]
     assert A not in world.scheduler.accounts(world.now_ns)
 
 
@@ -115,16 +117,17 @@ class Reckoning(Simulation):
                 self.moves[action.op] = (action.session, type(action).__name__)
         view = self.scheduler.view(self.now_ns)
         self.holding = view.holders
-        self.waiting = tuple(e.session for e in view.queue)
+        leaving = {s.id for s in view.sessions if s.leaving}  # they wait for no turn
+        self.waiting = tuple(e.session for e in view.queue if e.session not in leaving)
         self._keep()
 
     def _keep(self) -> None:
-        for session, final in self.scheduler.take_departed():
-            self._add(session, final)
-            del self.known[session]
+        for one in self.scheduler.happenings:
+            if isinstance(one, SessionForgotten):
+                self._add(one.session, one.account)
+                del self.known[one.session]
         for session, account in self.scheduler.accounts(self.now_ns).items():
             self._add(session, account)
-        assert len(self.scheduler.take_departed()) == 0
 
     def _add(self, session: SessionId, account: Account) -> None:
         grown = account.since(self.known.get(session, Account()))

@@ -7,8 +7,8 @@ from world import World, gib
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut
-from kiwi_core.sched.model.accounts import MovedBytes
 from kiwi_core.sched.model.session import Session
+from kiwi_core.sched.replay import MovedBytes
 from kiwi_core.sched.rules.room import survey
 from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId
 
@@ -61,7 +61,7 @@ def test_a_restarted_daemon_finds_one_whose_page_out_was_cut_short() -> None:
 
 
 def test_what_each_report_of_a_move_moved() -> None:
-    """The rest goes out later, then all comes back and goes out at once. Gone ones are dropped."""
+    """The rest goes out later, then all comes back and goes out at once."""
     a, b = SessionId("a"), SessionId("b")
     moved = MovedBytes()
 
@@ -71,12 +71,6 @@ def test_what_each_report_of_a_move_moved() -> None:
     assert [out(a, 3), out(a, 5), out(b, 4), out(a, 10)] == [3, 2, 4, 5]
     assert moved.of(a, ev.PagedIn(op=OpId(1), moved_bytes=10, elapsed_ns=1)) == 10
     assert [out(a, 10), out(a, 11), out(a, 11)] == [10, 1, 0], "what had stayed, and nothing more"
-    moved.forget(b)
-    assert [out(b, 4), out(b, 3), out(b, 4)] == [4, 0, 0]
-    out(a, 3)
-    moved.forget(a)
-    moved.forget(a)
-    assert out(a, 4) == 4
 
 
 # --- what stays in the GPU of one that is out -----------------------------------------------------

@@ -447,10 +447,9 @@ class Machine(RuleBasedStateMachine):
             entry for entry in entries if entry.serial > middle
         )
         for session in self.scheduler.view(self.now_ns).sessions:
-            if not session.leaving:
-                assert self.spent_ns(entries, session.id, "held") == session.held_ns
-                waited_ns = self.spent_ns(entries, session.id, "waited", "suspended")
-                assert waited_ns == session.waited_ns
+            assert self.spent_ns(entries, session.id, "held") == session.held_ns
+            waited_ns = self.spent_ns(entries, session.id, "waited", "suspended")
+            assert waited_ns == session.waited_ns
         open_moves = [
             e.session for e in entries if e.kind.value in ("out", "in") and e.ended_ns is None
         ]

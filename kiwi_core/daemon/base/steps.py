@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
-    from kiwi_core.units import SessionId
+    from kiwi_core.sched.model.happenings import Happening
 
 
 class Step(NamedTuple):
     event: Event
     actions: Sequence[Action]
     """What the scheduler orders, in order."""
-    holders: Sequence[SessionId]
-    """The sessions that have the lease after the event."""
+    happenings: Sequence[Happening]
+    """What happened in the event, in order."""
     now_ns: int
     """When the scheduler took the event, on ``time.monotonic_ns()``'s clock."""
 

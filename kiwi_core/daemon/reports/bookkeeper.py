@@ -15,6 +15,7 @@ import structlog
 
 from kiwi_core.daemon.reports.ledger import UsageBucket, bucket_begin_s
 from kiwi_core.sched.model.accounts import Account
+from kiwi_core.sched.model.happenings import SessionForgotten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,10 +62,11 @@ class Bookkeeper:
     failing: bool = False
     """Whether the last write failed; it is tried again."""
 
-    def after(self, _step: Step) -> None:
-        for session, final in self._scheduler.take_departed():
-            self._count(session, final)
-            self._counted.pop(session, None)
+    def after(self, step: Step) -> None:
+        for happening in step.happenings:
+            if isinstance(happening, SessionForgotten):
+                self._count(happening.session, happening.account)
+                self._counted.pop(happening.session, None)
         if self._due is None and not self._closed:
             loop = asyncio.get_running_loop()
             self._due = loop.call_later(SAVE_EVERY_S, self._save)

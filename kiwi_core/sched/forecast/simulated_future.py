@@ -15,6 +15,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import EndSession, Grant, Operation
 from kiwi_core.sched.forecast.queue_tail import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
+from kiwi_core.sched.model.happenings import SessionForgotten
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
@@ -189,13 +190,12 @@ class SimulatedFuture:
         """Handle ``event`` and return the sessions that were granted, or are gone."""
         st = self._st
         actions = st.handle(self._now_ns)
-        st.departed.clear()
         _HANDLERS[type(event)](st, event)
         if isinstance(event, ev.PageOutRefused):
             for session in st.cramped.values():
                 session.try_not_before(NEVER_NS)
         settle(st)
-        done = [id_ for id_, _ in st.departed]
+        done = [one.session for one in st.history.happenings if isinstance(one, SessionForgotten)]
         for action in actions:
             if isinstance(action, Grant):
                 self._expect_end(st.sessions[action.session])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SESSION: Final = attrgetter(*(one.name for one in fields(Session)))
 _OPERATION: Final = attrgetter(*(one.name for one in fields(OngoingOperation)))
 
-_SHARED: Final = ("config", "sessions", "stories", "history", "speed", "swaps")
+_SHARED: Final = ("config", "sessions", "stories", "history", "speed")
 """Fields of ``State`` that never change, or that the copy gets anew."""
 
 _FIRST: Final = ("policy", "queue", "kept_out", "chosen", "runners")
@@ -51,9 +51,8 @@ def copy_of(st: State) -> State:
         setattr(copied, name, _mapped(getattr(st, name), copies))
     copied.sessions = copies
     copied.stories = _UNTOLD
-    copied.history = _Unwritten(0, 0)
+    copied.history = History(0, 0)
     copied.speed = _Settled(st.speed)
-    copied.swaps = deque(maxlen=0)
     return copied
 
 
@@ -98,11 +97,6 @@ class _Untold(Stories):
 
 _UNTOLD: Final = _Untold(0)
 _UNREAD: Final = deque[tuple[int, str, tuple[object, ...]]](maxlen=0)
-
-
-class _Unwritten(History):
-    def end(self, *_what: object, **_more: object) -> None:
-        pass
 
 
 class _Settled(SwapSpeed):

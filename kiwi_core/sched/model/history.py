@@ -1,112 +1,197 @@
-"""The recent history of one GPU: when its sessions held the lease, waited and were moved.
+"""What happened on one GPU: the happenings of the present event, and the recent history.
 
-The scheduler calls ``begin`` and ``end`` at the place where an entry begins and ends. Entries in
-progress are not stored here: the sessions record when they began (``turn_of``, their ``op``).
+The rules tell a session what it does (``turn_goes_on``, ``move_ended``); each fact is written down
+once, as a happening. Two folds over the happenings are kept here, because the scheduler itself
+shows them: the history, and the sums of each session.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT
-from kiwi_core.sched.model.turn import QUEUED, RUNNING
+from kiwi_core.sched.model.accounts import Account
+from kiwi_core.sched.model.happenings import HOLDS, SUSPENDED, MoveEnded, StretchEnded
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, Operations
+from kiwi_core.sched.model.standing import Standing
 from kiwi_core.sched.view import HistoryView
 from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.happenings import Happening
+    from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.units import SessionId
 
 MOVES: Final = {PAGING_OUT: HistoryKind.OUT, PAGING_IN: HistoryKind.IN}
 
-_Ended = tuple[int, int, "SessionId", HistoryKind, int, int, int, bool, bool]
-"""The fields of a ``HistoryView``, which is made only when a caller reads the history."""
+SWAPS_KEPT: Final = 32
+"""Recent moves shown to users: a few minutes of the busiest GPU."""
 
 
 class History:
-    """Entries that have ended, bounded in number and age. Each lease cycle writes some, so
-    writing is cheap."""
+    """What has ended, bounded in number and age. What is in progress is not stored here: the
+    sessions record it (``stretch``, ``op``)."""
 
     def __init__(self, entries_max: int, kept_ns: int) -> None:
+        self.happenings: list[Happening] = []
+        """What has happened in the event being handled, in order."""
         self.serial = 0
-        """The serial of the newest change; the first one is 1."""
+        """The serial of the newest change; the first one is 1. A stretch and a move each make a
+        change when they begin, which is also their id, and one when they end."""
+        self.ended: Final[deque[StretchEnded | MoveEnded]] = deque(maxlen=entries_max)
+        """In the order of their serials, which is the order in which they ended."""
+        self.swaps: Final[deque[MoveEnded]] = deque(maxlen=SWAPS_KEPT)
+        """The last moves that succeeded, however old, oldest first."""
         self._kept_ns: Final = kept_ns
-        self._ended: Final[deque[_Ended]] = deque(maxlen=entries_max)
-        """Entries in the order of their serials, which is the order in which they ended."""
 
-    def begin(self) -> int:
-        """Return the id of a new entry, which is also its serial until it ends."""
+    def next(self) -> int:
+        """Return the serial of a new change."""
         self.serial += 1
         return self.serial
 
-    def end(
-        self,
-        id_: int,
-        session: SessionId,
-        kind: HistoryKind,
-        began_ns: int,
-        now_ns: int,
-        bytes_moved: int = 0,
-        ok: bool = True,
-        hinted: bool = False,
-    ) -> None:
-        self.serial += 1
-        self._ended.append(
-            (id_, self.serial, session, kind, began_ns, now_ns, bytes_moved, ok, hinted)
-        )
-
     def since(
-        self, serial: int, sessions: Iterable[Session], now_ns: int
+        self, serial: int, sessions: Iterable[Record], now_ns: int
     ) -> tuple[HistoryView, ...]:
-        """Return the entries that began or ended after the change ``serial``, ordered by serial.
-        ``sessions`` are all that the scheduler has on record."""
+        """Return what began or ended after the change ``serial``, ordered by serial. ``sessions``
+        are all that the scheduler has on record."""
         self._forget_before(now_ns - self._kept_ns)
-        changed = [HistoryView(*ended) for ended in self._ended_after(serial)]
+        changed = [_past(ended) for ended in self._ended_after(serial)]
         changed += (view for view in _going_on(sessions) if view.serial > serial)
         return tuple(sorted(changed, key=_serial))
 
     def sessions(self) -> frozenset[SessionId]:
-        """Return the ids of all sessions that have an entry that has ended."""
-        return frozenset(ended[2] for ended in self._ended)
+        """Return the ids of all sessions of which something is kept that has ended."""
+        return frozenset(ended.session for ended in self.ended)
 
-    def _ended_after(self, serial: int) -> Iterator[_Ended]:
-        for ended in reversed(self._ended):
-            if ended[1] <= serial:
+    def _ended_after(self, serial: int) -> Iterator[StretchEnded | MoveEnded]:
+        for ended in reversed(self.ended):
+            if ended.serial <= serial:
                 return
             yield ended
 
     def _forget_before(self, oldest_ns: int) -> None:
-        while self._ended and self._ended[0][5] < oldest_ns:
-            self._ended.popleft()
+        while self.ended and self.ended[0].ended_ns < oldest_ns:
+            self.ended.popleft()
 
 
-def turn_of(session: Session) -> tuple[HistoryKind, int] | None:
-    """Return whether ``session`` holds the lease, waits or is suspended, and since when. A session
-    that is being stopped still holds; a session that leaves waits for no turn."""
-    if session.want is RUNNING or session.stopping:
-        return HistoryKind.HELD, session.granted_ns
-    if session.want is QUEUED and not session.leaving:
-        kind = HistoryKind.SUSPENDED if session.mid_burst else HistoryKind.WAITED
-        return kind, session.queued_ns
-    return None
+@dataclass(eq=False)
+class Record(Operations, Standing):
+    """The part of ``Session`` about what it did so far. Only this module writes its fields."""
+
+    __slots__ = tuple[str, ...]()  # ``Session`` has the slots
+
+    stretch: HistoryKind | None = None
+    """Whether it holds the lease, waits or is suspended; ``None`` while it wants nothing, or only
+    its memory back to leave."""
+    stretch_id: int = 0
+    stretch_began_ns: int = 0
+
+    held_ns: int = 0
+    """How long it has held the lease, all bursts together; this and the next two without the
+    stretch in progress."""
+    waited_ns: int = 0
+    suspended_ns: int = 0
+    """The part of ``waited_ns`` in which a burst was suspended."""
+    suspensions: int = 0
+    bursts_begun: int = 0
+    moving_ns: int = 0
+    """How long its memory was being paged out or in, in moves that succeeded."""
+    moved_out_bytes: int = 0
+    moved_in_bytes: int = 0
+
+    def turn_goes_on(self, then: HistoryKind | None, now_ns: int, history: History) -> None:
+        """Record how its turn goes on; ``None``: it is over. Each lease cycle does this several
+        times, hence it is written out."""
+        kind = self.stretch
+        if kind is not None:
+            began_ns = self.stretch_began_ns
+            lasted_ns = now_ns - began_ns
+            if kind is HOLDS:
+                self.held_ns += lasted_ns
+                if then is SUSPENDED:
+                    self.suspensions += 1
+            else:
+                self.waited_ns += lasted_ns
+                if kind is SUSPENDED:
+                    self.suspended_ns += lasted_ns
+                elif then is HOLDS:
+                    self.bursts_begun += 1
+            if lasted_ns or then is not HOLDS:
+                history.serial = serial = history.serial + 1
+                ended = StretchEnded(self.stretch_id, serial, self.id, kind, began_ns, now_ns, then)
+                history.ended.append(ended)
+            else:  # there was no wait: the history leaves it out
+                ended = StretchEnded(self.stretch_id, 0, self.id, kind, began_ns, now_ns, then)
+            history.happenings.append(ended)
+        self.stretch = then
+        if then is not None:
+            history.serial = self.stretch_id = history.serial + 1
+            self.stretch_began_ns = now_ns
+
+    def move_ended(
+        self,
+        op: OngoingOperation,
+        moved_bytes: int,
+        took_ns: int | None,
+        now_ns: int,
+        history: History,
+    ) -> None:
+        """Record the end of ``op``, which was to move its memory. ``took_ns`` is ``None`` if it was
+        refused or has failed."""
+        ok, elapsed_ns = took_ns is not None, took_ns or 0
+        ended = MoveEnded(
+            op.move_id, history.next(), self.id, MOVES[op.doing], op.started_ns, now_ns,
+            op.hinted, ok, moved_bytes, elapsed_ns,
+        )  # fmt: skip
+        history.ended.append(ended)
+        history.happenings.append(ended)
+        if not ok:
+            return
+        history.swaps.append(ended)
+        self.moving_ns += elapsed_ns
+        if op.doing is PAGING_OUT:
+            self.moved_out_bytes += moved_bytes
+        else:
+            self.moved_in_bytes += moved_bytes
+
+    def account(self, now_ns: int) -> Account:
+        """Return its sums until ``now_ns``, including the stretch in progress."""
+        present_ns = 0 if self.stretch is None else now_ns - self.stretch_began_ns
+        return Account(
+            self.held_ns + (present_ns if self.stretch is HOLDS else 0),
+            self.waited_ns + (0 if self.stretch is HOLDS else present_ns),
+            self.suspended_ns + (present_ns if self.stretch is SUSPENDED else 0),
+            self.moving_ns,
+            self.moved_out_bytes,
+            self.moved_in_bytes,
+            self.bursts_begun,
+            self.suspensions,
+        )
 
 
-def _going_on(sessions: Iterable[Session]) -> Iterator[HistoryView]:
-    for session in sessions:
-        if (turn := turn_of(session)) is not None:
-            yield _view(session, session.turn_id, *turn)
-        op = session.op
-        if op is not None and op.doing in MOVES:
-            yield _view(session, op.move_id, MOVES[op.doing], op.started_ns, op.hinted)
+def _past(one: StretchEnded | MoveEnded) -> HistoryView:
+    what = one.id, one.serial, one.session, one.kind, one.began_ns, one.ended_ns
+    if isinstance(one, MoveEnded):
+        return HistoryView(*what, one.bytes_moved, one.ok, one.hinted)
+    return HistoryView(*what, 0, True, False)
 
 
-def _view(
-    session: Session, id_: int, kind: HistoryKind, began_ns: int, hinted: bool = False
+def _going_on(sessions: Iterable[Record]) -> Iterator[HistoryView]:
+    for one in sessions:
+        if one.stretch is not None:
+            yield _present(one, one.stretch_id, one.stretch, one.stretch_began_ns)
+        op = one.op
+        if op is not None and op.move_id:
+            yield _present(one, op.move_id, MOVES[op.doing], op.started_ns, op.hinted)
+
+
+def _present(
+    one: Record, id_: int, kind: HistoryKind, began_ns: int, hinted: bool = False
 ) -> HistoryView:
-    return HistoryView(id_, id_, session.id, kind, began_ns, None, 0, True, hinted)
+    return HistoryView(id_, id_, one.id, kind, began_ns, None, 0, True, hinted)
 
 
 def _serial(view: HistoryView) -> int:

@@ -1,4 +1,4 @@
-"""The operation in progress on a session, and what its moves have cost so far."""
+"""The operation in progress on a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kiwi_core.states import Direction
     from kiwi_core.units import OpId
 
 
@@ -55,10 +54,6 @@ class Operations:
     """The operation in progress."""
     moved_at_ns: int = -1
     """When its last operation reported; a reading from before that is stale."""
-    moving_ns: int = 0
-    """How long its memory was being paged out or in, in moves that succeeded."""
-    moved_out_bytes: int = 0
-    moved_in_bytes: int = 0
 
     @property
     def stuck(self) -> bool:
@@ -76,11 +71,3 @@ class Operations:
     def op_reports(self, now_ns: int) -> None:
         self.op = None
         self.moved_at_ns = now_ns
-
-    def moved(self, direction: Direction, moved_bytes: int, elapsed_ns: int) -> None:
-        """Count a move that succeeded."""
-        self.moving_ns += elapsed_ns
-        if direction == "out":
-            self.moved_out_bytes += moved_bytes
-        else:
-            self.moved_in_bytes += moved_bytes

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.cramped import Cramped
 from kiwi_core.sched.model.failures import Failures
+from kiwi_core.sched.model.history import Record
 from kiwi_core.sched.model.memory import Memory
 from kiwi_core.sched.model.needs import Needs
-from kiwi_core.sched.model.operations import Operations
 from kiwi_core.sched.model.program import Program
-from kiwi_core.sched.model.standing import Standing
 from kiwi_core.sched.model.turn import QUEUED, RUNNING, Turn
 from kiwi_core.states import NOT_FREE
 
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Session(Memory, Operations, Turn, Needs, Program, Failures, Cramped, Standing):
+class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
     """The record of one session. Each of its parts, the base classes, is in a module of its own,
     which alone writes the fields of the part. A rule tells the part what happened
     (``session.came_in(...)``) and reads the fields freely.
 
     The parts are base classes rather than attributes because rules read some hundred fields per
-    event: ``session.turn.want`` costs twice as much as ``session.want``. ``Standing`` is the last
-    one, so that ``id`` is the first argument.
+    event: ``session.turn.want`` costs twice as much as ``session.want``. ``Record``, which
+    brings ``Operations`` and ``Standing``, is the last one, so that ``id`` is the first argument.
     """
 
     story: Story = field(default_factory=deque)

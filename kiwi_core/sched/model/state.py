@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Notify
-from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.derived import Derived
+from kiwi_core.sched.model.happenings import SessionForgotten
 from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
@@ -17,19 +17,10 @@ from kiwi_core.states import Notice
 if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.sched.actions import Action
-    from kiwi_core.sched.model.accounts import Account
     from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.sched.model.policy import Policy, TurnSettings
     from kiwi_core.sched.model.session import RoomRequest, Session
-    from kiwi_core.states import Direction
     from kiwi_core.units import OpId, SessionId
-
-SWAPS_KEPT: Final = 32
-"""Recent moves shown to users: a few minutes of the busiest GPU."""
-
-DEPARTED_KEPT: Final = 64
-"""Enough because one event makes few sessions depart, and the accounting takes them after each
-event. Without accounting they are not taken at all."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -89,16 +80,8 @@ class State(Derived):
     moved_at_ns: int = -1
     """When an operation last began or reported."""
     speed: SwapSpeed = field(default_factory=SwapSpeed)
-    swaps: deque[tuple[SessionId, Direction, int, int, int]] = field(
-        default_factory=lambda: deque(maxlen=SWAPS_KEPT)
-    )
-    """The fields of each ``SwapView``, which is made only when a caller reads it."""
     stories: Stories = field(init=False)
     history: History = field(init=False)
-    departed: deque[tuple[SessionId, Account]] = field(
-        default_factory=lambda: deque(maxlen=DEPARTED_KEPT)
-    )
-    """The final sums of forgotten sessions, until the accounting takes them."""
     ignored_events: int = 0
 
     def __post_init__(self) -> None:
@@ -119,6 +102,8 @@ class State(Derived):
         """Begin with an event at ``now_ns``; return the list of the actions that follow from it."""
         self.now_ns = now_ns
         self.wake_ns = None
+        if self.history.happenings:
+            self.history.happenings = []
         actions: list[Action] = []
         self.actions = actions
         return actions
@@ -221,7 +206,7 @@ class State(Derived):
 
     def forget(self, session: Session) -> None:
         """Remove ``session`` from all records; its story stays a while."""
-        self.departed.append((session.id, account_of(session, self.now_ns)))
+        self.history.happenings.append(SessionForgotten(session.id, session.account(self.now_ns)))
         session.no_longer_counts()
         session.gone = True
         self.refresh(session)

@@ -28,7 +28,7 @@ class Turn:
     """The part of ``Session`` about its bursts and turns. Only this module writes its fields.
 
     A burst waits (``asks``), runs (``granted``), may be stopped and wait again any number of times
-    (``makes_way``, ``suspended``), and ends (``rests``).
+    (``makes_way``, ``waits_anew``), and ends (``rests``).
     """
 
     __slots__ = tuple[str, ...]()  # ``Session`` has the slots
@@ -48,8 +48,6 @@ class Turn:
     """When its quantum began; only while RUNNING or being stopped."""
     began_ns: int = 0
     """When its turn began on the clock of ``RecentUsage``; only while it holds the lease."""
-    turn_id: int = 0
-    """The id of its history entry in progress, exactly while ``history.turn_of`` has one."""
     attained_ns: int = 0
     """How long this burst has held the lease in earlier quanta."""
     rested_ns: int | None = None
@@ -60,23 +58,14 @@ class Turn:
     """Why it waits for something other than its turn; only while QUEUED."""
     blocked_detail: str = ""
 
-    held_ns: int = 0
-    """How long it has held the lease in earlier quanta, all bursts together."""
-    waited_ns: int = 0
-    suspended_ns: int = 0
-    """The part of ``waited_ns`` in which a burst was suspended."""
-    suspensions: int = 0
-    bursts_begun: int = 0
-
     # --- waiting --------------------------------------------------------------------------------
 
-    def asks(self, burst: int, mid_burst: bool, now_ns: int, turn_id: int) -> None:
+    def asks(self, burst: int, mid_burst: bool, now_ns: int) -> None:
         """Wait for the first turn of ``burst``, or, if it was stopped before, for the next one."""
         self.want = QUEUED
         self.burst = burst
         self.mid_burst = mid_burst
         self.asked_ns = self.queued_ns = now_ns
-        self.turn_id = turn_id
         self.attained_ns = 0
         self.hinted_ns = None
 
@@ -89,16 +78,8 @@ class Turn:
         """Record the number of a burst that it neither waits for nor runs."""
         self.burst = max(self.burst, burst)
 
-    def waits_anew(self, now_ns: int, turn_id: int) -> None:
+    def waits_anew(self, now_ns: int) -> None:
         self.queued_ns = now_ns
-        self.turn_id = turn_id
-
-    def waited_until(self, now_ns: int) -> None:
-        """Count a wait that is over, however it ended."""
-        waited_ns = now_ns - self.queued_ns
-        self.waited_ns += waited_ns
-        if self.mid_burst:
-            self.suspended_ns += waited_ns
 
     def block(self, notice: Notice, detail: str) -> None:
         """Record why it waits for something other than its turn."""
@@ -107,22 +88,20 @@ class Turn:
 
     def unblock(self) -> None:
         """Record that only its turn is missing, or that it does not wait."""
-        if self.blocked is not None:
-            self.blocked = None
-            self.blocked_detail = ""
+        self.blocked = None
+        self.blocked_detail = ""
 
     # --- holding the lease ----------------------------------------------------------------------
 
-    def granted(self, now_ns: int, clock_ns: int, turn_id: int) -> None:
+    def granted(self, now_ns: int, clock_ns: int) -> None:
         """Hold the lease from now on, for a fresh quantum. ``clock_ns`` is on the clock of
         ``RecentUsage``."""
         self.want = RUNNING
-        self.bursts_begun += not self.mid_burst
         self.mid_burst = False
         self.granted_ns = now_ns
         self.began_ns = clock_ns
-        self.turn_id = turn_id
-        self.unblock()
+        if self.blocked is not None:
+            self.unblock()
 
     def runs_on(self) -> None:
         """Hold the lease as before: it could not be stopped."""
@@ -138,14 +117,7 @@ class Turn:
 
     def held_for(self, had_ns: int) -> None:
         """Count a quantum that is over, however it ended."""
-        self.held_ns += had_ns
         self.attained_ns += had_ns
-        self.turn_id = 0
-
-    def suspended(self, now_ns: int, turn_id: int) -> None:
-        """Record that it has been stopped, and begin the wait."""
-        self.waits_anew(now_ns, turn_id)
-        self.suspensions += 1
 
     # --- at rest --------------------------------------------------------------------------------
 
@@ -155,8 +127,8 @@ class Turn:
             self.rested_ns = now_ns
         self.want = NOTHING
         self.mid_burst = False
-        self.turn_id = 0
-        self.unblock()
+        if self.blocked is not None:
+            self.unblock()
 
     def brought_back(self, now_ns: int) -> None:
         """Record that its memory was paged in because of a hint."""

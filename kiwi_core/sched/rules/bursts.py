@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.history import turn_of
+from kiwi_core.sched.model.happenings import SUSPENDED, WAITS
 from kiwi_core.sched.model.turn import QUEUED, RUNNING
-from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
+    from kiwi_core.states import HistoryKind
 
 
 def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:
     """Put ``session`` at the tail of the queue for ``burst``."""
-    session.asks(burst, mid_burst, st.now_ns, st.history.begin())
+    session.asks(burst, mid_burst, st.now_ns)
+    session.turn_goes_on(SUSPENDED if mid_burst else WAITS, st.now_ns, st.history)
     session.may_move_again()
     st.uncramp(session)
     session.learn_from_start(session.footprint_bytes)
@@ -30,21 +31,21 @@ def enqueue_return(st: State, session: Session) -> None:
     st.line_up(session)
 
 
-def stop_holding(st: State, session: Session) -> None:
+def stop_holding(st: State, session: Session, then: HistoryKind | None = None) -> None:
     """Count the time of a quantum that is over, however it ended."""
     had_ns = st.now_ns - session.granted_ns
     counts_ns = st.usage.clock_ns(st.now_ns) - session.began_ns
     if counts_ns:
         favoured_ns = min(counts_ns, st.policy.favoured_ns(st, session, had_ns))
         st.usage.add(session, counts_ns, favoured_ns, st.now_ns, st.sessions.values())
-    st.history.end(session.turn_id, session.id, HistoryKind.HELD, session.granted_ns, st.now_ns)
     session.held_for(had_ns)
+    session.turn_goes_on(then, st.now_ns, st.history)
 
 
 def stopped(st: State, session: Session) -> None:
     """Record that a session that held the lease is held now and waits for its next turn."""
-    stop_holding(st, session)
-    session.suspended(st.now_ns, st.history.begin())
+    stop_holding(st, session, then=SUSPENDED)
+    session.waits_anew(st.now_ns)
     session.learn_from_stop(session.attained_ns)
 
 
@@ -64,7 +65,7 @@ def _rest(st: State, session: Session) -> None:
         if session.stopping:
             stop_holding(st, session)
         else:
-            _stop_waiting(st, session)
+            session.turn_goes_on(None, st.now_ns, st.history)
     if session.op is not None:
         session.op.stops_runner = False
     session.rests(st.now_ns)
@@ -74,15 +75,8 @@ def _rest(st: State, session: Session) -> None:
 
 def wait_anew(st: State, session: Session) -> None:
     """End the session's present wait and begin a new one, for its turn."""
-    _stop_waiting(st, session)
-    session.waits_anew(st.now_ns, st.history.begin())
-
-
-def _stop_waiting(st: State, session: Session) -> None:
-    session.waited_until(st.now_ns)
-    turn = turn_of(session)
-    if turn is not None and session.turn_id:  # else it has ended, or the session waits to leave
-        st.history.end(session.turn_id, session.id, *turn, st.now_ns)
+    session.waits_anew(st.now_ns)
+    session.turn_goes_on(SUSPENDED if session.mid_burst else WAITS, st.now_ns, st.history)
 
 
 def end(st: State, session: Session, why: str, left_ns: int | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.model.happenings import HOLDS
 from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.operations import (
     PAGING_IN,
@@ -15,7 +16,7 @@ from kiwi_core.sched.model.operations import (
     OngoingOperation,
 )
 from kiwi_core.sched.rules.bursts import stopped
-from kiwi_core.states import HistoryKind, Notice
+from kiwi_core.states import Notice
 from kiwi_core.units import NS_PER_S, OpId
 
 if TYPE_CHECKING:
@@ -28,15 +29,12 @@ def grant(st: State, session: Session, cause: str) -> None:
     st.leave_line(session)
     st.chosen.pop(session.id, None)
     goes_on, now_ns = session.mid_burst, st.now_ns
-    session.waited_until(now_ns)
-    if session.queued_ns != now_ns:  # else there was no wait
-        kind = HistoryKind.SUSPENDED if goes_on else HistoryKind.WAITED
-        st.history.end(session.turn_id, session.id, kind, session.queued_ns, now_ns)
-    session.granted(now_ns, st.usage.clock_ns(now_ns), st.history.begin())
+    session.turn_goes_on(HOLDS, now_ns, st.history)
+    session.granted(now_ns, st.usage.clock_ns(now_ns))
     session.turn_begins(now_ns)
     st.now_runs(session)
     st.refresh(session)
-    quantum_ns = st.quantum_ns(session)
+    quantum_ns = st.policy.quantum_ns(st, session)
     if goes_on:
         st.notify(session, Notice.RESUMED, cause=cause)
     st.actions.append(
@@ -120,7 +118,7 @@ def _start(
     moved_bytes = move_id = 0
     if doing in MOVES:
         moved_bytes = session.resident_bytes if doing is PAGING_OUT else restore_bytes
-        move_id = st.history.begin()
+        move_id = st.history.next()
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
     st.op_begins(session, OngoingOperation(op, doing, st.now_ns, stops_runner, hinted, move_id))
     if doing is SUSPENDING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.history import MOVES
+from kiwi_core.sched.model.happenings import OperationFailed, OperationHung
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT
 from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESUMING, SUSPENDING, Doing
 from kiwi_core.sched.model.stories import Size, StorySpan
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
-    from kiwi_core.states import Direction
-    from kiwi_core.units import OpId
 
 HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})
 """Reasons that hardly change within a second: they get the longest back-off at once."""
 
 
+_SUCCESSES = frozenset({ev.Suspended, ev.Resumed, ev.PagedOut, ev.PagedIn})
+
+
 def _take(
-    st: State, op: OpId, doing: Doing, moved_bytes: int | None = None
+    st: State, event: ev.Outcome, doing: Doing, moved_bytes: int = 0
 ) -> tuple[Session, OngoingOperation] | None:
     """Remove an operation that has reported from ``State.ops``; return its session and record, or
     ``None`` if the outcome is to be dropped, or if the session is dead and forgotten with it.
     ``moved_bytes`` is given for a move that succeeded."""
-    session = st.ops.get(op)
+    session = st.ops.get(event.op)
     if session is None or session.op is None or session.op.doing is not doing:
         st.ignore()
         return None
     running = session.op
     st.op_reports(session, running)
-    if doing in MOVES:
-        ok = moved_bytes is not None
-        st.history.end(
-            running.move_id, session.id, MOVES[doing], running.started_ns, st.now_ns,
-            moved_bytes or 0, ok, running.hinted,
-        )  # fmt: skip
+    if running.move_id:
+        took_ns = event.elapsed_ns if isinstance(event, (ev.PagedOut, ev.PagedIn)) else None
+        session.move_ended(running, moved_bytes, took_ns, st.now_ns, st.history)
+    if type(event) not in _SUCCESSES:
+        st.history.happenings.append(OperationFailed(doing, event))
     if session.gone:
         st.forget(session)
         return None
@@ -85,7 +85,7 @@ def _stopped(st: State, session: Session, running: OngoingOperation) -> None:
 
 
 def suspended(st: State, event: ev.Suspended) -> None:
-    if (taken := _take(st, event.op, SUSPENDING)) is not None:
+    if (taken := _take(st, event, SUSPENDING)) is not None:
         session, running = taken
         session.held(event.resident_bytes)
         if event.resident_bytes is not None:
@@ -104,7 +104,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
     mover = st.ops.get(event.op)
     if mover is not None:
         moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # by this move
-    if (taken := _take(st, event.op, PAGING_OUT, moved_bytes)) is not None:
+    if (taken := _take(st, event, PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
         # If the session was out already, the driver moved what the library had left, at another
         # speed.
@@ -113,39 +113,38 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         session.went_out(restore_bytes, event.moved_bytes, event.stays_bytes)
         bursts.read(st, session, st.now_ns)
         _stopped(st, session, running)
-        _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns, tells_speed)
+        _swapped(st, session, running, moved_bytes, event.elapsed_ns, tells_speed)
         _succeeded(st, session)
 
 
 def paged_in(st: State, event: ev.PagedIn) -> None:
-    if (taken := _take(st, event.op, PAGING_IN, event.moved_bytes)) is not None:
+    if (taken := _take(st, event, PAGING_IN, event.moved_bytes)) is not None:
         session, running = taken
         session.came_in(max(session.footprint_bytes, event.moved_bytes))
-        _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
+        _swapped(st, session, running, event.moved_bytes, event.elapsed_ns)
         if running.hinted and session.want is NOTHING:
             hints.came_back(st, session)
         _succeeded(st, session)
 
 
-def _record_swap(
+def _swapped(
     st: State,
     session: Session,
     running: OngoingOperation,
-    direction: Direction,
-    moved: int,
+    moved_bytes: int,
     elapsed_ns: int,
     tells_speed: bool = True,
 ) -> None:
-    session.moved(direction, moved, elapsed_ns)
+    out = running.doing is PAGING_OUT
     if tells_speed and not running.overdue:  # a hang says nothing about speed
-        learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
-        learn(moved, elapsed_ns)
-    st.swaps.append((session.id, direction, moved, elapsed_ns, st.now_ns))
-    st.tell(session, "paged {}: {} in {}", direction, Size(moved), StorySpan(elapsed_ns))
+        learn = st.speed.learn_out if out else st.speed.learn_in
+        learn(moved_bytes, elapsed_ns)
+    direction = "out" if out else "in"
+    st.tell(session, "paged {}: {} in {}", direction, Size(moved_bytes), StorySpan(elapsed_ns))
 
 
 def resumed(st: State, event: ev.Resumed) -> None:
-    if (taken := _take(st, event.op, RESUMING)) is not None:
+    if (taken := _take(st, event, RESUMING)) is not None:
         session, _ = taken
         session.freed()
         st.tell(session, "let go")
@@ -206,17 +205,17 @@ def _runs_on(st: State, session: Session) -> None:
 
 
 def suspend_refused(st: State, event: ev.SuspendRefused) -> None:
-    if (taken := _take(st, event.op, SUSPENDING)) is not None:
+    if (taken := _take(st, event, SUSPENDING)) is not None:
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_out_refused(st: State, event: ev.PageOutRefused) -> None:
-    if (taken := _take(st, event.op, PAGING_OUT)) is not None:
+    if (taken := _take(st, event, PAGING_OUT)) is not None:
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_in_refused(st: State, event: ev.PageInRefused) -> None:
-    if (taken := _take(st, event.op, PAGING_IN)) is not None:
+    if (taken := _take(st, event, PAGING_IN)) is not None:
         session, running = taken
         if event.reason is Reason.NO_ROOM:
             session.lacked_room(st.margin_bytes)
@@ -224,19 +223,19 @@ def page_in_refused(st: State, event: ev.PageInRefused) -> None:
 
 
 def resume_failed(st: State, event: ev.ResumeFailed) -> None:
-    if (taken := _take(st, event.op, RESUMING)) is not None:
+    if (taken := _take(st, event, RESUMING)) is not None:
         if event.paged_out_bytes:
             taken[0].found(PAGED_OUT, 0, event.paged_out_bytes)
         _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
 
 def page_out_lost(st: State, event: ev.PageOutLost) -> None:
-    if (taken := _take(st, event.op, PAGING_OUT)) is not None:
+    if (taken := _take(st, event, PAGING_OUT)) is not None:
         lost(st, *taken, event.detail)
 
 
 def page_in_lost(st: State, event: ev.PageInLost) -> None:
-    if (taken := _take(st, event.op, PAGING_IN)) is not None:
+    if (taken := _take(st, event, PAGING_IN)) is not None:
         lost(st, *taken, event.detail)
 
 
@@ -245,7 +244,6 @@ def lost(st: State, session: Session, running: OngoingOperation, detail: str) ->
     grant, so that its own CUDA calls raise; otherwise it would wait for ever."""
     if running.stops_runner:
         bursts.stop_holding(st, session)
-        session.waits_anew(st.now_ns, 0)
     waits = session.want is QUEUED and not session.mid_burst and not session.leaving
     bursts.lose(st, session)
     if session.want is not NOTHING:
@@ -270,6 +268,7 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
     if session.op.overdue:
         return
     session.op.overdue = True
+    st.history.happenings.append(OperationHung(session.op.doing))
     st.chosen.pop(session.id, None)
     st.refresh(session)
     if session.gone:

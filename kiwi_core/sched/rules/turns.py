@@ -113,7 +113,8 @@ def _under_way(st: State, waiter: Session) -> QueueStep:
 
 
 def _bring_in(st: State, waiter: Session) -> QueueStep:
-    waiter.unblock()
+    if waiter.blocked is not None:
+        waiter.unblock()
     if waiter.residency is RESIDENT:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
         return GO_ON
