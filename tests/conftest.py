@@ -52,6 +52,13 @@ def _heed_signals() -> None:
             signal.signal(number, handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def base_temp(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make the directory of all ``tmp_path`` now: later, a fixture may have set another directory
+    for temporary files, which it deletes."""
+    tmp_path_factory.getbasetemp()
+
+
 @pytest.fixture(autouse=True)
 def hosts_stay_up(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that killed a program which no real host survives (``kill_takes_host_down``)."""

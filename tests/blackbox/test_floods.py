@@ -1,6 +1,6 @@
 """Tests that another user's session is served during a flood of each message by one user.
 
-``benchmarks/bench_floods.py`` measures the waits; no test judges them tightly.
+``benchmarks/bench_floods.py`` measures the waits; no test judges them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from unprivileged import (
     bursts,
     flood,
     needs_other_users,
-    percentile,
     root_daemon,
     wait_for,
 )
@@ -26,13 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROTOCOL = Path(__file__).parents[2] / "docs/protocol.md"
-BURSTS = 40
-SOON_S = 5.0
-"""Without turns it took up to six seconds, and some waited for ever. The benchmarks measure the
-real waits (0.25 s): here the machine may be busy."""
-
-JOINED_S = 20.0
-"""The same for the start of the program that is served."""
+BURSTS = 20
+SERVED_S = 60.0
+"""Limit of each wait. Without turns some waited for ever. The benchmarks measure the real waits
+(0.25 s): here the machine may be busy."""
 
 
 def other_messages() -> list[str]:
@@ -61,6 +57,5 @@ def test_a_flood_keeps_nobody_waiting(daemon: RootDaemon, kind: str) -> None:
     with flood(daemon, kind):
         seen = bursts(daemon, BURSTS)
     assert len(seen["grants_s"]) == BURSTS
-    assert seen["joined_s"] < JOINED_S
-    assert percentile(seen["grants_s"], 99) < SOON_S, seen
+    assert max(seen["joined_s"], *seen["grants_s"]) < SERVED_S, seen
     wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")

@@ -32,6 +32,8 @@ UMASKS = (0o000, 0o077)
 ROOT = os.geteuid() == 0
 BUILT_WITHIN_S = 300.0
 
+pytestmark = pytest.mark.timeout(2 * BUILT_WITHIN_S)
+
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root")
 
 
@@ -93,7 +95,6 @@ def cache_of(built: Path) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(built / "above" / "cache")}
 
 
-@pytest.mark.timeout(400)
 def test_the_cache_and_the_results(built: Path, table: list[Row]) -> None:
     """Programs load code from the cache."""
     places = {"above": built / "above", "cache": built / "above" / "cache" / "kiwi"}
@@ -133,7 +134,6 @@ def test_what_a_command_makes_on_its_way(command: str, built: Path, table: list[
             process.wait(60)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("mask", UMASKS, ids="{:03o}".format)
 def test_a_user_whose_notebook_starts_the_daemon(mask: int, built: Path, table: list[Row]) -> None:
     """A user of the machine runs a Jupyter server, whose first kernel starts the daemon."""
@@ -191,7 +191,6 @@ def initialise(sockets: Path, built: Path, uid: int) -> None:
 
 
 @needs_root
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("mask", UMASKS, ids="{:03o}".format)
 def test_a_root_daemon(mask: int, built: Path, table: list[Row]) -> None:
     """systemd starts it like this for everybody, in a directory that does not exist."""

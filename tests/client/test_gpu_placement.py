@@ -64,10 +64,34 @@ def test_an_emulated_gpu_does_not_hide_a_real_one(emulated: tuple[bool, bool], i
 # --- beside real daemons ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    with nothing_left(monkeypatch), running_daemon("2x256MiB") as daemon:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        nothing_left(patch),
+        running_daemon("2x256MiB") as daemon,
+    ):
         yield daemon
+
+
+KEYS = (*"abcd", *(f"k{n}" for n in range(8)))
+"""Keys that the tests use."""
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    """Provide daemons of two GPUs that have no session and expect none."""
+    yield shared
+    for index in (0, 1):
+        uuid = shared.status(index).uuid
+        for key in KEYS:
+            gpu_placement.expect(shared.directory / f"{uuid}.sock", key, 0)
+
+        def alone(index: int = index) -> bool:
+            status = shared.status(index)
+            return not status.sessions and not status.expected
+
+        wait_until(alone, "all have left")
 
 
 def placed(daemon: Daemon, key: str) -> int:
@@ -166,9 +190,11 @@ def test_one_gpu_is_no_choice(tmp_path: Path) -> None:
 
 def test_a_daemon_that_hangs_holds_up_nobody(daemon: Daemon) -> None:
     """It takes the connection and says nothing, as one does that stands still."""
+    path = daemon.directory / "GPU-zzz.sock"
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(daemon.directory / "GPU-zzz.sock"))
+        silent.bind(str(path))
         silent.listen()
         chosen = gpu_placement.place(discover(daemon.directory), "a", within_s=3.0)
+        path.unlink()
         assert chosen is not None
         assert chosen.index == 0

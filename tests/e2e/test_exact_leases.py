@@ -9,23 +9,20 @@ from typing import TYPE_CHECKING
 
 import ledger
 import pytest
-from checks import unharmed
 from daemon import wait_until
 from gpu_cells import CPU, CPU_PRINTS, PRELUDE
-from notebooks import Notebook, assert_books_agree
+from leftovers import nothing_left
+from notebooks import assert_books_agree
 from pagers import CHECKPOINTED, IN_PROCESS, PagerUnderTest
+from two_notebooks import SIZE_MIB, Arena, TwoNotebooks
 
 from kiwi_core.states import MovedBy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from daemon import Daemon
+    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures("pager")]
-
-MIB = 72
-"""Of 128 MiB: two do not fit."""
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +30,34 @@ def pager() -> PagerUnderTest:
     return IN_PROCESS
 
 
-@pytest.fixture
-def daemon(make_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
-    """Start a daemon whose quanta never end during a test; at the end it has logged no error."""
-    daemon = make_daemon("1x128MiB", "--tq", "600")
-    yield daemon
-    assert_books_agree(daemon)
-    assert ledger.read(daemon.journal()).overlaps() == []
-    daemon.stop()
-    unharmed(daemon)
+@pytest.fixture(scope="module", autouse=True)
+def private_tmp() -> Iterator[Path]:
+    """Return the directory for the whole module, whose tests share one pair of notebooks."""
+    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def arena(pager: PagerUnderTest) -> Iterator[Arena]:
+    """Lend a pair of notebooks whose quanta never end; at the end no error is in the log."""
+    arena = Arena(pager, tq_s=600)
+    try:
+        yield arena
+        with arena as pair:
+            assert ledger.read(pair.daemon.journal()).overlaps() == []
+        arena.check()
+    finally:
+        arena.close()
 
 
 @pytest.fixture
-def pair(daemon: Daemon, make_notebook: Callable[..., Notebook]) -> tuple[Notebook, Notebook]:
-    """Return two notebooks: A is idle, B is out."""
-    b, a = make_notebook(daemon, "B", mib=MIB), make_notebook(daemon, "A", mib=MIB)
-    b.wait_state("paged-out")
-    return a, b
+def pair(arena: Arena) -> Iterator[TwoNotebooks]:
+    """Lend the notebooks: A is idle, B is out."""
+    with arena as pair:
+        pair.a.assert_intact()
+        pair.b.wait_state("paged-out")
+        yield pair
+        assert_books_agree(pair.daemon)
 
 
 THREAD = """
@@ -64,10 +72,10 @@ def later(go, done):
 """
 
 
-def test_a_thread_that_was_started_earlier(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+def test_a_thread_that_was_started_earlier(pair: TwoNotebooks) -> None:
     """It outlives its cell, does nothing for long, and then needs the GPU: idle A makes room for
     it."""
-    a, b = pair
+    a, b, daemon = pair.a, pair.b, pair.daemon
     go, done = daemon.directory / "go", daemon.directory / "done"
     b.check(THREAD)
     b.check(
@@ -97,12 +105,10 @@ CALL = "%%kiwi cpu\nprint(unseen(3))"
 """The user says that it stays on the CPU, and is wrong."""
 
 
-def test_a_call_in_a_cell_that_passes_for_cpu(
-    daemon: Daemon, pair: tuple[Notebook, Notebook]
-) -> None:
+def test_a_call_in_a_cell_that_passes_for_cpu(pair: TwoNotebooks) -> None:
     """It waits with the interpreter's lock while A continues, and gets the GPU when A's cell ends.
     A CPU cell requests nothing."""
-    a, b = pair
+    a, b, daemon = pair.a, pair.b, pair.daemon
     b.check(UNSEEN)
     enough = daemon.directory / "enough"
     loop = a.work(until=enough)
@@ -121,12 +127,12 @@ def test_a_call_in_a_cell_that_passes_for_cpu(
     b.assert_intact()
 
 
-def test_an_interrupt_at_the_gate(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+def test_an_interrupt_at_the_gate(pair: TwoNotebooks) -> None:
     """As in any call into C, Python handles the interrupt when the call is over. Nothing is lost,
     and the place in line is kept."""
-    a, b = pair
+    a, b, daemon = pair.a, pair.b, pair.daemon
     b.check(UNSEEN)
-    enough = daemon.directory / "enough"
+    enough = daemon.directory / "enough-again"
     loop = a.work(until=enough)
     a.wait_state("running")
     cell = b.start(CALL)
@@ -155,9 +161,9 @@ def long_operation(seconds, begun):
 """
 
 
-def test_an_interrupt_in_a_long_operation(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+def test_an_interrupt_in_a_long_operation(pair: TwoNotebooks) -> None:
     """B waits meanwhile, and gets the GPU once the operation has ended with KeyboardInterrupt."""
-    a, b = pair
+    a, b, daemon = pair.a, pair.b, pair.daemon
     a.check(LONG)
     begun = daemon.directory / "begun"
     long = a.start(f"long_operation(2, {str(begun)!r})\ntime.sleep(600)")
@@ -190,10 +196,10 @@ print(child.pid)
 ASK_CHILD = "child.stdin.write('\\n'); child.stdin.flush(); print(child.stdout.readline(), end='')"
 
 
-def test_a_child_without_the_library(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+def test_a_child_without_the_library(pair: TwoNotebooks) -> None:
     """The library moves the kernel's memory and the driver moves the child's: both or neither."""
-    a, b = pair
-    b.check(f"check(cuda.cuMemFree(memory.address))\nmemory = Memory({MIB - 24}, 9)")
+    a, b, daemon = pair.a, pair.b, pair.daemon
+    b.check(f"check(cuda.cuMemFree(memory.address))\nmemory = Memory({SIZE_MIB - 24}, 9)")
     pid = int(b.check("%%kiwi gpu\n" + BARE_CHILD).text)
     for _ in range(2):
         daemon.wait_for(lambda _: b.session.pager is MovedBy.BOTH, "both move B")
@@ -206,3 +212,5 @@ def test_a_child_without_the_library(daemon: Daemon, pair: tuple[Notebook, Noteb
         b.assert_intact()
     b.check("child.stdin.close(); child.wait(); child.stdout.close()")
     daemon.wait_for(lambda _: b.session.pager is MovedBy.INPROCESS, "the library alone moves B")
+    b.check("check(cuda.cuMemFree(memory.address))")
+    b.take(SIZE_MIB, seed=6)

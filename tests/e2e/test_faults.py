@@ -7,7 +7,6 @@ fits beside each.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import gpu_cells
@@ -87,11 +86,9 @@ def has_problem(daemon: Daemon, notebook: Notebook, problem: str) -> None:
     )
 
 
-def goes_on(notebook: Notebook, within_s: float = 10.0) -> None:
-    """Check that a short GPU cell succeeds soon."""
-    began_s = time.monotonic()
-    notebook.finish(notebook.work(steps=2), within_s)
-    assert time.monotonic() - began_s < within_s
+def goes_on(notebook: Notebook) -> None:
+    """Check that a short GPU cell succeeds."""
+    notebook.finish(notebook.work(steps=2))
 
 
 @pytest.mark.usefixtures("pager")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-MOMENTS: Final = int(os.environ.get("KIWI_TRUTH_MOMENTS", "4"))
+MOMENTS: Final = int(os.environ.get("KIWI_TRUTH_MOMENTS", "3"))
 QUIET_S: Final = 1.6
 """The daemon sends news once a second: after this time every surface has the last change."""
 

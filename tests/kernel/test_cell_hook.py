@@ -145,64 +145,64 @@ def test_an_async_cell_does_not_hold_up_the_loop(
     daemon.await_heard(EndBurst, 2)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "%time tripgpu.use()",
-        "%%time\ntripgpu.use()",
-        "%timeit -n 3 -r 2 tripgpu.use()",
-        "%%timeit -n 3 -r 2\ntripgpu.use()",
-        "%%capture out\ntripgpu.use()",
-        "%run script.py",
-        "!python -m calendar",
-        "%%bash\npython -m calendar",
-        "out = !python -m calendar",
-        "get_ipython().run_cell('tripgpu.use()')",
-        "%%kiwi gpu\n1 + 1",
-        "%%kiwi gpu\n%%time\n1 + 1",
-        "1/0 if tripgpu.use() else 0",
-        "tripgpu.use()\nsys.exit()",
-        "for i in range(3):\n    tripgpu.use(i)",
-        "from __future__ import annotations\ntripgpu.use()",
-        "'''doc'''\ntripgpu.use()",
-        "exec('tripgpu.use()')",
-    ],
+GPU_CELLS = (
+    "%time tripgpu.use()",
+    "%%time\ntripgpu.use()",
+    "%timeit -n 3 -r 2 tripgpu.use()",
+    "%%timeit -n 3 -r 2\ntripgpu.use()",
+    "%%capture out\ntripgpu.use()",
+    "%run script.py",
+    "!python -m calendar",
+    "%%bash\npython -m calendar",
+    "out = !python -m calendar",
+    "get_ipython().run_cell('tripgpu.use()')",
+    "%%kiwi gpu\n1 + 1",
+    "%%kiwi gpu\n%%time\n1 + 1",
+    "1/0 if tripgpu.use() else 0",
+    "tripgpu.use()\nsys.exit()",
+    "for i in range(3):\n    tripgpu.use(i)",
+    "from __future__ import annotations\ntripgpu.use()",
+    "'''doc'''\ntripgpu.use()",
+    "exec('tripgpu.use()')",
 )
-def test_one_burst_around_everything(gpu_kernel: Kernel, daemon: ScriptedDaemon, code: str) -> None:
+
+
+def test_one_burst_around_everything(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     (gpu_kernel.directory / "script.py").write_text("import tripgpu\ntripgpu.use('script')\n")
-    gpu_kernel.run(code)
-    daemon.await_heard(EndBurst, 2)
-    gpu_kernel.check("x = 1")
-    assert held(daemon) == (2, 2)
+    for bursts, code in enumerate(GPU_CELLS, start=2):
+        gpu_kernel.run(code)
+        daemon.await_heard(EndBurst, bursts)
+        gpu_kernel.check("x = 1")
+        assert held(daemon) == (bursts, bursts), code
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "",
-        "   \n",
-        "# only a comment",
-        "x = 1",
-        "!ls",
-        "%time sum(range(10))",
-        "%%time\nx = 1",
-        "%%capture\nprint(1)",
-        "%pwd",
-        "%%kiwi cpu\ntripgpu.use()",
-        "this is not python",
-        "get_ipython().run_line_magic('pwd', '')",
-        "import asyncio\nawait asyncio.sleep(0)",
-        "1/0",
-        "%kiwi status",
-        "%kiwi why tripgpu.use()",
-        "import tripgpu",
-        "def f():\n    return tripgpu.use()",
-    ],
+CPU_CELLS = (
+    "",
+    "   \n",
+    "# only a comment",
+    "x = 1",
+    "!ls",
+    "%time sum(range(10))",
+    "%%time\nx = 1",
+    "%%capture\nprint(1)",
+    "%pwd",
+    "%%kiwi cpu\ntripgpu.use()",
+    "this is not python",
+    "get_ipython().run_line_magic('pwd', '')",
+    "import asyncio\nawait asyncio.sleep(0)",
+    "1/0",
+    "%kiwi status",
+    "%kiwi why tripgpu.use()",
+    "import tripgpu",
+    "def f():\n    return tripgpu.use()",
 )
-def test_cpu_cells_do_not_ask(gpu_kernel: Kernel, daemon: ScriptedDaemon, code: str) -> None:
+
+
+def test_cpu_cells_do_not_ask(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     daemon.grants = False
-    gpu_kernel.run(code)
-    assert held(daemon) == (1, 1)
+    for code in CPU_CELLS:
+        gpu_kernel.run(code)
+        assert held(daemon) == (1, 1), code
 
 
 def test_magics_do_not_count_the_wait(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:

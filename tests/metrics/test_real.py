@@ -19,7 +19,7 @@ from kiwi_core.client import Client
 from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -178,16 +178,22 @@ def test_hints_are_counted_by_what_came_of_them() -> None:
         assert seen("kiwi_swaps_total", direction="in") == 1
 
 
-def test_what_breaks_the_protocol_is_counted_by_its_code() -> None:
+@pytest.fixture(scope="module")
+def served() -> Iterator[Daemon]:
+    """A daemon with metrics, for tests that leave it as they found it."""
+    with running_daemon("1x64MiB", "--metrics", ":0") as daemon:
+        yield daemon
+
+
+def test_what_breaks_the_protocol_is_counted_by_its_code(served: Daemon) -> None:
     import socket
 
-    with running_daemon("1x64MiB", "--metrics", ":0") as daemon:
-        with socket.socket(socket.AF_UNIX) as rude:
-            rude.connect(str(daemon.sockets()[0]))
-            rude.sendall(b"what?\n")
-            assert b"malformed" in rude.recv(4096)
-        seen = until(daemon, lambda s: "malformed" in s.text, "it is counted")
-        assert seen("kiwi_connections_refused_total", code="malformed") == 1
+    with socket.socket(socket.AF_UNIX) as rude:
+        rude.connect(str(served.sockets()[0]))
+        rude.sendall(b"what?\n")
+        assert b"malformed" in rude.recv(4096)
+    seen = until(served, lambda s: "malformed" in s.text, "it is counted")
+    assert seen("kiwi_connections_refused_total", code="malformed") == 1
 
 
 def test_without_the_option_nobody_listens() -> None:
@@ -199,23 +205,23 @@ def test_without_the_option_nobody_listens() -> None:
         assert "metrics" not in daemon.log()
 
 
-def test_a_port_in_use_ends_the_command_before_anything_starts(tmp_path: Any) -> None:
-    with running_daemon("1x64MiB", "--metrics", ":0") as daemon:
-        port = re.search(r":(\d+)/", url_of(daemon))
-        assert port
-        ended = subprocess.run(
-            [sys.executable, "-m", "kiwi_core.cli", "daemon", "--emulate", "1x64MiB",
-             "--socket-dir", str(tmp_path / "s"), "--metrics", f":{port[1]}"],
-            capture_output=True, text=True, timeout=PATIENCE_S * 2, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert ended.returncode == 1
-        assert f"Cannot serve metrics at 127.0.0.1:{port[1]}" in ended.stderr
-        assert "name another port" in ended.stderr
-        assert "ready" not in ended.stdout
+def test_a_port_in_use_ends_the_command_before_anything_starts(
+    tmp_path: Any, served: Daemon
+) -> None:
+    port = re.search(r":(\d+)/", url_of(served))
+    assert port
+    ended = subprocess.run(
+        [sys.executable, "-m", "kiwi_core.cli", "daemon", "--emulate", "1x64MiB",
+         "--socket-dir", str(tmp_path / "s"), "--metrics", f":{port[1]}"],
+        capture_output=True, text=True, timeout=PATIENCE_S * 2, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert f"Cannot serve metrics at 127.0.0.1:{port[1]}" in ended.stderr
+    assert "name another port" in ended.stderr
+    assert "ready" not in ended.stdout
 
 
-def test_it_says_when_other_machines_can_read() -> None:
+def test_it_says_when_other_machines_can_read(served: Daemon) -> None:
     with running_daemon("1x64MiB", "--metrics", "0.0.0.0:0") as daemon:
         assert "other machines can read the metrics" in daemon.log()
-    with running_daemon("1x64MiB", "--metrics", ":0") as daemon:
-        assert "other machines" not in daemon.log()
+    assert "other machines" not in served.log()

@@ -195,7 +195,7 @@ def test_room_that_is_freed_late_is_waited_for(emulated: EmulatedWorld) -> None:
     before = session.digest()
     moved(emulated.pager.page_out(session.target, soon_ns()))
     emulated.hold_outside(free_bytes=4 * MIB)
-    emulated.pager.begin("page_in", session.target, soon_ns(4.0))
+    emulated.pager.begin("page_in", session.target, soon_ns())
     emulated.hold_outside(emulated.memory_bytes)
     moved(emulated.pager.finish())
     assert session.digest() == before

@@ -396,7 +396,7 @@ def test_the_driver_takes_nobody_whose_library_has_only_half_out(world: LinkedWo
     world.hold_outside(free_bytes=7 * MIB)
     refused(world.pager.page_in(one.target, soon_ns(5.0)), Reason.NO_ROOM)
     assert world.state(other.pid) == "RUNNING"
-    moved(world.pager.page_out(other.target, soon_ns(5.0)))
+    moved(world.pager.page_out(other.target, soon_ns()))
     moved(world.pager.page_in(one.target, soon_ns()))
     world.hold_outside(free_bytes=world.memory_bytes)
     moved(world.pager.page_in(other.target, soon_ns()))
@@ -420,12 +420,12 @@ def test_what_the_driver_holds_is_not_asked_of_its_library(
     world.pager.worker.do(f"{code}.lock({session.pid}, 5000)")
     if how == "out":
         world.pager.worker.do(f"{code}.checkpoint({session.pid})")
-    moved(world.pager.suspend(session.target, soon_ns(5.0)))
-    moved(world.pager.page_out(session.target, soon_ns(5.0)))
+    moved(world.pager.suspend(session.target, soon_ns()))
+    moved(world.pager.page_out(session.target, soon_ns()))
     assert world.state(session.pid) == "CHECKPOINTED"
     assert world.pager.observe(session.target).resident_bytes == 0
     assert session.get("library.orders") == orders
-    moved(world.pager.page_in(session.target, soon_ns(5.0)))
+    moved(world.pager.page_in(session.target, soon_ns()))
     assert session.digest() == before
 
 

@@ -130,7 +130,7 @@ def test_what_is_described_is_what_is_done(
     fixed = {key: names[key] for key in wanted} if there else None
 
     @settings(
-        max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(case=operation.as_strategy(generation_mode=mode, path_parameters=fixed))
     def try_it(case: schemathesis.Case) -> None:

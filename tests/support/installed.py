@@ -47,11 +47,13 @@ _NOT_INHERITED = (
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
     """Return the first true value of ``condition()``; fail saying that ``what`` did not come."""
-    ends_s = time.monotonic() + timeout_s
-    while time.monotonic() < ends_s:
+    began_s = now_s = time.monotonic()
+    while now_s < began_s + timeout_s:
         if value := condition():
             return value
-        time.sleep(0.02)
+        # Most conditions start a command: the longer it takes, the less often is looked.
+        time.sleep(min(0.25, max(0.02, (now_s - began_s) / 10)))
+        now_s = time.monotonic()
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 

@@ -61,7 +61,7 @@ class Synchronising:
             check(cuda.cuStreamSynchronize(self.stream))
             self.memory.step(write=True)
         if self.rounds % 8 == 0:
-            time.sleep(self.random.random() / 500)
+            time.sleep(self.random.random() / 100)
 
     def some(self):
         check(cuda.cuCtxSetCurrent(self.memory.context))

@@ -180,10 +180,10 @@ class TwoNotebooks:
         self.set(0.3, self._slow)
         self.work(self.a)
 
-    def reset(self) -> None:
+    def reset(self, tq_s: float = 60) -> None:
         """Set fast copies and a long quantum, and end all work."""
         self.end(self.a, self.b)
-        self.set(60, 0)
+        self.set(tq_s, 0)
 
     def assert_all_well(self) -> None:
         """Check that every byte is right, and that the books of driver and daemon agree."""
@@ -195,18 +195,18 @@ class TwoNotebooks:
 class Arena:
     """A pair for many tests, with a new pair after a failed test. ``with arena as pair: …``"""
 
-    def __init__(self, pager: PagerUnderTest) -> None:
-        self._pager = pager
+    def __init__(self, pager: PagerUnderTest, tq_s: float = 60) -> None:
+        self._pager, self._tq_s = pager, tq_s
         self._pair: TwoNotebooks | None = None
         self._clean = False
 
     def __enter__(self) -> TwoNotebooks:
         if not self._clean:
             self.close()
-            self._pair = TwoNotebooks("--tq", "60", pager=self._pager)
+            self._pair = TwoNotebooks("--tq", f"{self._tq_s:g}", pager=self._pager)
         assert self._pair is not None
         self._clean = False
-        self._pair.reset()
+        self._pair.reset(self._tq_s)
         return self._pair
 
     def __exit__(self, kind: object, *_: object) -> None:
