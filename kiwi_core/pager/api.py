@@ -51,10 +51,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Moved:
-    """The operation succeeded. ``bytes_moved`` is 0 where there was nothing to move (or only a
-    hold). A page-out that finished an earlier one reports all bytes that are out now, which is what
-    a page-in needs. ``stays_bytes`` is what the page-out left in the GPU: mostly contexts, which
-    only the driver moves."""
+    """The operation succeeded. ``bytes_moved`` is 0 where there was nothing to move (or if it only
+    suspended or resumed). A page-out that finished an earlier one reports all bytes that are out
+    now, which is what a page-in needs. ``stays_bytes`` is what the page-out left in the GPU: mostly
+    contexts, which only the driver moves."""
 
     bytes_moved: int
     elapsed_ns: int
@@ -63,8 +63,9 @@ class Moved:
 
 @dataclass(frozen=True)
 class Refused:
-    """Nothing changed in the target: what ran runs, what was held is held, what was out is out.
-    (Where even that could not be kept, the detail says so, and ``observe`` reports the state.)"""
+    """Nothing changed in the target: what ran runs, what was suspended is suspended, what was out
+    is out. (Where even that could not be kept, the detail says so, and ``observe`` reports the
+    state.)"""
 
     reason: Reason
     detail: str = ""
@@ -92,7 +93,7 @@ class ProcessMemory:
 
 
 def worst(residencies: Collection[Residency]) -> Residency:
-    """Return the worst: LOST > PAGED_OUT > LOCKED > RESIDENT; RESIDENT if there are none."""
+    """Return the worst: LOST > PAGED_OUT > SUSPENDED > RESIDENT; RESIDENT if there are none."""
     order = (Residency.LOST, Residency.PAGED_OUT, Residency.SUSPENDED)
     return next((one for one in order if one in residencies), Residency.RESIDENT)
 
@@ -125,20 +126,20 @@ class Pager(Protocol):
         ...
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        """Hold every GPU process of the session, or none."""
+        """Make every GPU process of the session wait at its next driver call, or none."""
         ...
 
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
-        """Release what ``suspend`` holds."""
+        """Let the processes that are suspended run again."""
         ...
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        """Hold and move out all processes of the session, or none. Works on a session that is
-        already held, and finishes a page-out that was left half-way."""
+        """Suspend and move out all processes of the session, or none. Works on a session that is
+        already suspended, and finishes a page-out that was left half-way."""
         ...
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
-        """Bring back and release. Checks free GPU memory first and never starts a restore that
+        """Bring back and resume. Checks free GPU memory first and never starts a restore that
         might fail for lack of room (such a failure is permanent in the driver)."""
         ...
 

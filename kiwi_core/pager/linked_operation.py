@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.linked import LinkedProcess, LinkedProcesses, Step
 
 _ROUNDS_MAX: Final = 8
-"""Rounds of looking for processes that started while others were being held."""
+"""Rounds of looking for processes that started while others were being suspended."""
 
 
 @dataclass(eq=False, repr=False)
@@ -58,13 +58,13 @@ class LinkedOperation:
             raise
 
     async def suspend(self) -> Moved:
-        held: list[LinkedProcess] = []
+        suspended: list[LinkedProcess] = []
         try:
-            await self._suspend_all(held)
+            await self._suspend_all(suspended)
             await self._ask(self._checkpoint.suspend, await self._driver_part())
         except (Stop, GpuError) as error:
             stop = as_stop(error, self._target.root.pid)
-            await self._undo_suspend(stop, held)
+            await self._undo_suspend(stop, suspended)
             raise stop from error
         return self._moved(0)
 
@@ -81,22 +81,22 @@ class LinkedOperation:
         """Page out. If the session is out already, also move what its libraries have left in the
         GPU, because a second request means that room is short."""
         found = await self._found()
-        held: list[LinkedProcess] = []
+        suspended: list[LinkedProcess] = []
         rest_bytes = 0
         try:
-            links = await self._suspend_all(held)
+            links = await self._suspend_all(suspended)
             await self._ask(self._checkpoint.suspend, await self._driver_part())
             await self._all_do(_unsure(links), "page-out")
             todo = [link for link in links if link.owns and _something_in(link)]
             await self._all_do(todo, "page-out")
-            links = await self._still_suspended(links, held)
+            links = await self._still_suspended(links, suspended)
             gates = {link.ref for link in links if not link.owns}
             rest = await self._driver_part(also=gates)
             rest_bytes = await self._ask(self._checkpoint.page_out, rest)
             self._still_wanted()
         except (Stop, GpuError) as error:
             stop = as_stop(error, self._target.root.pid)
-            if await self._over(stop) or await self._undo_page_out(stop, found, held):
+            if await self._over(stop) or await self._undo_page_out(stop, found, suspended):
                 raise stop from error
             return await self._out_now()
         if todo:
@@ -108,14 +108,14 @@ class LinkedOperation:
     async def page_in(self, room_wait_ns: int) -> Moved:
         seen = await self._checkpoint.observe(self._target)
         links = self._look(self._target)
-        by_driver = await self._checkpoint.holds(link.ref for link in links)
+        by_driver = await self._checkpoint.locked_or_out(link.ref for link in links)
         out = _in(links, Residency.PAGED_OUT)
         first = [link for link in out if link.ref not in by_driver]
         later = [link for link in out if link.ref in by_driver]
         own_pids = [m.ref.pid for m in seen.processes] + [link.ref.pid for link in links]
         reservation = _reservation(out, own_pids)
         back: list[LinkedProcess] = []
-        freed: list[LinkedProcess] = []
+        resumed: list[LinkedProcess] = []
         rest_bytes = moved_bytes = 0
         with self._checkpoint.room.reserved(reservation):
             try:
@@ -123,11 +123,11 @@ class LinkedOperation:
                 rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
                 rest_bytes = await self._ask(rest_in, await self._driver_part())
                 moved_bytes += await self._bring(later, reservation, room_wait_ns, back)
-                await self._all_do(_in(links, Residency.SUSPENDED), "resume", freed)
+                await self._all_do(_in(links, Residency.SUSPENDED), "resume", resumed)
             except (Stop, GpuError) as error:
                 stop = as_stop(error, self._target.root.pid)
                 if not await self._over(stop):
-                    await self._undo(stop, freed, "suspend", "runs")
+                    await self._undo(stop, resumed, "suspend", "runs")
                     await self._undo_page_in(stop, back, by_driver if rest_bytes else None)
                 raise stop from error
         return self._moved(moved_bytes + rest_bytes)
@@ -135,18 +135,18 @@ class LinkedOperation:
     # --- steps ----------------------------------------------------------------------------------
 
     async def _ours(self) -> list[LinkedProcess]:
-        """Return the linked processes that their libraries can move: those that the driver does not
-        hold. In a held process the library would not return from its first driver call, so the
-        driver moves it until a page-in or resume lets it go."""
+        """Return the linked processes that their libraries can move: those that the driver has
+        not locked or paged out. In such a process the library would not return from its first
+        driver call, so the driver moves it until a page-in or resume unlocks it."""
         links = self._look(self._target)
-        held = await self._checkpoint.holds(link.ref for link in links)
-        return [link for link in links if link.ref not in held]
+        by_driver = await self._checkpoint.locked_or_out(link.ref for link in links)
+        return [link for link in links if link.ref not in by_driver]
 
     async def _found(self) -> _Found:
         links = await self._ours()
         rest = await self._checkpoint.observe(await self._driver_part())
         return _Found(
-            held=_in(links, Residency.SUSPENDED),
+            suspended=_in(links, Residency.SUSPENDED),
             out={link.ref for link in _in(links, Residency.PAGED_OUT)},
             rest_ran=rest.residency is Residency.RESIDENT,
         )
@@ -164,25 +164,26 @@ class LinkedOperation:
             return (await self._checkpoint.observe(self._target)).resident_bytes
         return 0
 
-    async def _suspend_all(self, held: list[LinkedProcess]) -> list[LinkedProcess]:
-        """Shut gates until a look finds none open; ``held`` gets the processes held here."""
+    async def _suspend_all(self, suspended: list[LinkedProcess]) -> list[LinkedProcess]:
+        """Shut gates until a look finds none open. ``suspended`` gets the processes whose gates
+        are shut here."""
         until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
             links = await self._ours()
             running = _in(links, Residency.RESIDENT)
             if not running:
                 return links
-            await self._all_do(running, "suspend", held, until_ns)
+            await self._all_do(running, "suspend", suspended, until_ns)
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
     async def _still_suspended(
-        self, links: list[LinkedProcess], held: list[LinkedProcess]
+        self, links: list[LinkedProcess], suspended: list[LinkedProcess]
     ) -> list[LinkedProcess]:
-        """Hold what is open again before the driver moves the rest: a program may have been
+        """Suspend what is open again before the driver moves the rest: a program may have been
         replaced (exec), or a new one with an open gate may have started."""
         running = _in(self._look(self._target), Residency.RESIDENT)
-        return await self._suspend_all(held) if running else links
+        return await self._suspend_all(suspended) if running else links
 
     async def _bring(
         self,
@@ -279,11 +280,13 @@ class LinkedOperation:
             stop.lacks_room(outcome)
         return True
 
-    async def _undo_suspend(self, stop: Stop, held: list[LinkedProcess]) -> None:
+    async def _undo_suspend(self, stop: Stop, suspended: list[LinkedProcess]) -> None:
         if not await self._over(stop):
-            await self._undo(stop, held, "resume", "stays held")
+            await self._undo(stop, suspended, "resume", "stays suspended")
 
-    async def _undo_page_out(self, stop: Stop, found: _Found, held: list[LinkedProcess]) -> bool:
+    async def _undo_page_out(
+        self, stop: Stop, found: _Found, suspended: list[LinkedProcess]
+    ) -> bool:
         """Undo as much as possible. Return false if a part must stay out and libraries own all
         memory: the session then counts as out. If the driver moves a part of the session, return
         true; the detail of the refusal then names what stays out."""
@@ -292,10 +295,10 @@ class LinkedOperation:
         await self._bring_back(stop, out)
         if _in(out, Residency.PAGED_OUT) and await self._is_owned():
             return False
-        await self._undo(stop, [link for link in found.held if link in out], "suspend", "runs")
+        await self._undo(stop, [link for link in found.suspended if link in out], "suspend", "runs")
         free = await self._ours()  # a process that the driver could not let go keeps its gate shut
-        held = [link for link in _in(held, Residency.SUSPENDED) if link in free]
-        await self._undo(stop, held, "resume", "stays held")
+        suspended = [link for link in _in(suspended, Residency.SUSPENDED) if link in free]
+        await self._undo(stop, suspended, "resume", "stays suspended")
         if found.rest_ran:
             outcome = await self._checkpoint.resume(await self._driver_part(), self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
@@ -359,7 +362,7 @@ def is_owned(links: Sequence[LinkedProcess], processes: Sequence[ProcessMemory])
 class _Found:
     """The state in which a page-out found the session."""
 
-    held: list[LinkedProcess]
+    suspended: list[LinkedProcess]
     out: set[ProcessRef]
     rest_ran: bool
 

@@ -66,20 +66,20 @@ class _Operation(_Action, frozen=True, kw_only=True):
 
 
 class Suspend(_Operation, frozen=True, kw_only=True):
-    """Hold the process at its next driver call; leave its memory in the GPU."""
+    """Make the process wait at its next driver call; leave its memory in the GPU."""
 
 
 class Resume(_Operation, frozen=True, kw_only=True):
-    """Release a process that ``Suspend`` holds."""
+    """Let a suspended process run again."""
 
 
 class PageOut(_Operation, frozen=True, kw_only=True):
-    """Hold the process and move all its GPU memory to system RAM. It cannot run before a
+    """Suspend the process and move all its GPU memory to system RAM. It cannot run before a
     ``PageIn``."""
 
 
 class PageIn(_Operation, frozen=True, kw_only=True):
-    """Verify that there is room, bring the memory back, and release the process."""
+    """Verify that there is room, bring the memory back, and resume the process."""
 
     need_bytes: int
     """GPU memory that the restore takes; the scheduler has reserved room for it."""

@@ -1,4 +1,4 @@
-"""Continue a program that Ctrl-Z has stopped while the pager holds it and moves it out.
+"""Continue a program that Ctrl-Z has stopped while the pager suspends it or pages it out.
 
 Only a program stopped by a plain SIGSTOP or SIGTSTP is continued, not one that a debugger or a
 freezer has stopped. A driver call about a stopped process does not return, so a process that is

@@ -1,4 +1,4 @@
-"""Move held processes' memory out of the GPU and back, one at a time, and judge each error."""
+"""Move locked processes' memory out of the GPU and back, one at a time, and judge each error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
 from kiwi_core.movers.errors import MOVER_DIED, Hung
 from kiwi_core.pager.api import Refused
-from kiwi_core.pager.checkpoint.holding import lost
+from kiwi_core.pager.checkpoint.locking import lost
 from kiwi_core.pager.checkpoint.ports import Stop, as_stop, may_control, refusal
 from kiwi_core.pager.checkpoint.room import Reservation
 from kiwi_core.states import Reason
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Lost
-    from kiwi_core.pager.checkpoint.holding import Holding, Parts
+    from kiwi_core.pager.checkpoint.locking import Locking, Parts
     from kiwi_core.pager.checkpoint.survey import SessionProcess
 
 _SCRUBBED_POLL_S: Final = 0.02
@@ -37,9 +37,9 @@ _IS_BACK: Final = frozenset(
 class Moving:
     """The moves of one operation. Methods may raise ``Stop``, and ``GpuError`` if NVML fails."""
 
-    def __init__(self, parts: Parts, hold: Holding, deadline_ns: int) -> None:
+    def __init__(self, parts: Parts, locking: Locking, deadline_ns: int) -> None:
         self._parts = parts
-        self._hold = hold
+        self._locking = locking
         self._driver = parts.driver
         self._deadline_ns = deadline_ns
 
@@ -61,13 +61,13 @@ class Moving:
         try:
             await self._driver.checkpoint(ref.pid, self._left_s())
         except Hung as error:
-            state = await self._hold.state_after(ref, error)
+            state = await self._locking.state_after(ref, error)
             if error.code != MOVER_DIED or state is not CheckpointState.LOCKED:
                 raise
             await self._driver.checkpoint(ref.pid, self._left_s())
 
     async def _check_out(self, ref: ProcessRef, error: GpuError) -> None:
-        state = await self._hold.state_after(ref, error)
+        state = await self._locking.state_after(ref, error)
         if state in (CheckpointState.CHECKPOINTED, CheckpointState.NOT_A_CUDA_PROCESS):
             return  # done after all, or the process is gone and needs nothing
         if state is CheckpointState.FAILED:
@@ -95,7 +95,7 @@ class Moving:
         sizes = [self._parts.footprints.get(ref) for ref in out]
         known = [size for size in sizes if size is not None]
         need_bytes = sum(known) if len(known) == len(sizes) else None
-        reservation = Reservation(need_bytes, self._hold.own_pids(members))
+        reservation = Reservation(need_bytes, self._locking.own_pids(members))
         back: list[ProcessRef] = []
         with self._parts.room.reserved(reservation):
             try:
@@ -115,7 +115,7 @@ class Moving:
     async def bring_back_alone(self, ref: ProcessRef, members: list[SessionProcess]) -> None:
         """Bring back one process of a session that is over, even if the root has ended."""
         size_bytes = self._parts.footprints.get(ref)
-        reservation = Reservation(size_bytes, self._hold.own_pids(members))
+        reservation = Reservation(size_bytes, self._locking.own_pids(members))
         with self._parts.room.reserved(reservation):
             await self._wait_for_room(reservation, lambda: None)
             await self._call_restore(ref, await self._claims_bytes(ref))
@@ -129,7 +129,7 @@ class Moving:
     async def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
         if (earlier := self._parts.failures.lost_before(ref)) is not None:
             raise Stop(earlier)
-        await self._wait_for_room(reservation, self._hold.still_wanted)
+        await self._wait_for_room(reservation, self._locking.still_wanted)
         free_bytes = await self._parts.gpu.free_bytes()
         error = await self._try_restore(ref, free_bytes, await self._claims_bytes(ref))
         if error is not None and error.code == MOVER_DIED:
@@ -155,7 +155,7 @@ class Moving:
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is None:
             return []
-        return await self._parts.room.claims_bytes(size_bytes, self._hold.outside)
+        return await self._parts.room.claims_bytes(size_bytes, self._locking.outside)
 
     async def _call_restore(self, ref: ProcessRef, claims_bytes: Sequence[int] = ()) -> None:
         if claims_bytes:
@@ -172,7 +172,7 @@ class Moving:
         try:
             await self._call_restore(ref, claims_bytes)
         except GpuError as error:
-            state = await self._hold.state_after(ref, error)
+            state = await self._locking.state_after(ref, error)
             if state in _IS_BACK:
                 return None
             stuck = error.driver_code == OPERATING_SYSTEM and may_control(ref.pid)
@@ -197,7 +197,7 @@ class Moving:
             try:
                 await self._driver.checkpoint(ref.pid, self._undo_s())
             except GpuError as error:
-                stop.add(f"Process {ref.pid} is back in the GPU but held: {error}")
+                stop.add(f"Process {ref.pid} is back in the GPU but suspended: {error}")
 
     def _left_s(self) -> float:
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / NS_PER_S)

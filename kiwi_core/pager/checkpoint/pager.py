@@ -16,7 +16,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Observation, ProcessMemory, worst
-from kiwi_core.pager.checkpoint.holding import FREE, Parts, stopped
+from kiwi_core.pager.checkpoint.locking import FREE, Parts, stopped
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
 from kiwi_core.pager.checkpoint.stopped import has_driver, why_stopped
@@ -143,13 +143,13 @@ class CheckpointPager:
             stopped=next((member.stopped for member in members if member.stopped), ""),
         )
 
-    async def holds(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
-        """Return those of ``refs`` that the driver holds now or has lost: their own calls to the
-        driver do not return. Raises ``GpuError`` as ``observe`` does."""
+    async def locked_or_out(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
+        """Return those of ``refs`` that the driver has locked, paged out or lost: their own calls
+        to the driver do not return. Raises ``GpuError`` as ``observe`` does."""
         members = [await self._survey.member(ref) for ref in refs]
-        return frozenset(member.ref for member in members if self._holds(member))
+        return frozenset(member.ref for member in members if self._is_locked_or_out(member))
 
-    def _holds(self, member: SessionProcess) -> bool:
+    def _is_locked_or_out(self, member: SessionProcess) -> bool:
         if member.error is not None:
             return self._footprints.get(member.ref) is not None
         return member.state not in FREE

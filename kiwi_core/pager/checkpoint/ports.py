@@ -66,7 +66,8 @@ class GpuReadings(Protocol):
 class Stop(Exception):  # noqa: N818 - not an error: an answer
     """Ends an operation with ``outcome``, after the parts that must be undone are undone.
 
-    ``keep_held``: undoing failed for a part, so the other processes of the session must not run on.
+    ``keep_locked``: undoing failed for a part, so the other processes of the session must not run
+    on.
     ``over``: the session has ended (its root is gone, or a part is lost), so nothing of it need
     stay as it was. ``let_go``: the rest of it has been let go.
     """
@@ -74,7 +75,7 @@ class Stop(Exception):  # noqa: N818 - not an error: an answer
     def __init__(self, outcome: Refused | Lost) -> None:
         super().__init__(outcome)
         self.outcome = outcome
-        self.keep_held = False
+        self.keep_locked = False
         self.over = isinstance(outcome, Lost) or outcome.reason is Reason.GONE
         self.let_go = False
 

@@ -15,7 +15,7 @@ from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers.errors import Hung
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.checkpoint.holding import Holding, in_state, lost
+from kiwi_core.pager.checkpoint.locking import Locking, in_state, lost
 from kiwi_core.pager.checkpoint.moving import Moving
 from kiwi_core.pager.checkpoint.ports import Stop, as_stop
 from kiwi_core.states import Reason
@@ -24,7 +24,7 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.checkpoint.holding import Parts
+    from kiwi_core.pager.checkpoint.locking import Parts
     from kiwi_core.pager.checkpoint.survey import SessionProcess
 
 _ROUNDS_MAX: Final = 3
@@ -39,11 +39,11 @@ class Transaction:
         self._parts = parts
         self._target = target
         self._began_ns = time.monotonic_ns()
-        self._hold = Holding(parts, target, deadline_ns)
-        self._move = Moving(parts, self._hold, deadline_ns)
+        self._locking = Locking(parts, target, deadline_ns)
+        self._move = Moving(parts, self._locking, deadline_ns)
 
     async def suspend(self) -> Moved:
-        async with self._hold.all_held(self._present):
+        async with self._locking.all_locked(self._present):
             return self._moved(0)
 
     async def resume(self) -> Moved:
@@ -51,18 +51,18 @@ class Transaction:
         if in_state(members, CheckpointState.CHECKPOINTED):
             detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
             raise Stop(Refused(Reason.DRIVER, detail))
-        await self._hold.unlock_all(in_state(members, CheckpointState.LOCKED))
+        await self._locking.unlock_all(in_state(members, CheckpointState.LOCKED))
         return self._moved(0)
 
     async def page_out(self) -> Moved:
         await self._check_beforehand()
-        async with self._hold.all_held(self._present) as members:
+        async with self._locking.all_locked(self._present) as members:
             locked = in_state(members, CheckpointState.LOCKED)
             if not locked:
                 return self._moved(0)
             for _ in range(_ROUNDS_MAX):
                 await self._out(locked, members)
-                members = await self._hold.settled()
+                members = await self._locking.settled()
                 locked = in_state(members, CheckpointState.LOCKED)
                 if not locked:
                     break
@@ -76,7 +76,7 @@ class Transaction:
             out = in_state(members, CheckpointState.CHECKPOINTED)
             moved_bytes += await self._bring_back(out, members)
             try:
-                await self._hold.unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])
+                await self._locking.unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])
             except Stop:
                 if round_ + 1 == _ROUNDS_MAX or not await self._moved_meanwhile():
                     raise
@@ -97,16 +97,16 @@ class Transaction:
 
     async def _moved_meanwhile(self) -> bool:
         """Return whether a call left behind by a killed caller took effect only now."""
-        return bool(in_state(await self._hold.settled(), CheckpointState.CHECKPOINTED))
+        return bool(in_state(await self._locking.settled(), CheckpointState.CHECKPOINTED))
 
     async def _present(self) -> list[SessionProcess]:
         """Return the session's processes, once all have settled. If a process is lost or the root
         has ended, release the others first: nothing else ever does."""
-        members = await self._hold.settled()
+        members = await self._locking.settled()
         failed = in_state(members, CheckpointState.FAILED)
-        gone = not self._hold.root_alive()
+        gone = not self._locking.root_alive()
         if failed or gone:
-            stop = Stop(lost(failed[0].pid) if failed else self._hold.gone())
+            stop = Stop(lost(failed[0].pid) if failed else self._locking.gone())
             await self._let_go(members, stop)
             raise stop
         return members
@@ -114,7 +114,7 @@ class Transaction:
     async def _check_beforehand(self) -> None:
         """Check what can be known before the session is disturbed. The driver keeps paged-out
         memory in the target's own process, so the limits of that process count, too."""
-        members = await self._hold.settled()
+        members = await self._locking.settled()
         still_in = [m.ref for m in members if m.state is not CheckpointState.CHECKPOINTED]
         for ref in still_in:
             if (why := self._parts.unmovable.why(ref)) is not None:
@@ -161,7 +161,7 @@ class Transaction:
             for ref in locked:
                 await self._move.out(ref, sizes.get(ref))
                 done.append(ref)
-            self._hold.still_wanted()
+            self._locking.still_wanted()
         except (Stop, GpuError) as error:
             stop = as_stop(error, locked[0].pid)
             if stop.over:
@@ -188,14 +188,14 @@ class Transaction:
         stop: Stop,
     ) -> None:
         """Bring back the processes already out. They end up held here, whether found held or
-        running; ``all_held`` unlocks them if this operation locked them."""
+        running; ``all_locked`` unlocks them if this operation locked them."""
         try:
             await self._move.bring_back(done, members)
             # After a call was given up, a process may still go out: its footprint is needed.
             if not isinstance(stop.__cause__, Hung):
                 self._parts.footprints.drop(locked)
         except (Stop, GpuError) as error:
-            stop.keep_held = True
+            stop.keep_locked = True
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
 
     async def _let_go(self, members: list[SessionProcess], stop: Stop) -> None:
@@ -204,7 +204,7 @@ class Transaction:
         there is no room for a process that an ended root left behind, the outcome says so."""
         for member in members:
             try:
-                if await self._hold.state(member.ref) is CheckpointState.CHECKPOINTED:
+                if await self._locking.state(member.ref) is CheckpointState.CHECKPOINTED:
                     await self._move.bring_back_alone(member.ref, members)
                     self._parts.footprints.drop([member.ref])
             except Stop as failed:
@@ -212,7 +212,7 @@ class Transaction:
                     stop.lacks_room(failed.outcome)
             except GpuError:
                 continue
-        await self._hold.unlock_quietly([m.ref for m in members])
+        await self._locking.unlock_quietly([m.ref for m in members])
 
     def _moved(self, moved_bytes: int) -> Moved:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)

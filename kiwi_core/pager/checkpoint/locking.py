@@ -1,7 +1,7 @@
-"""Hold a session: find its processes, lock all of them or none, and unlock them.
+"""Lock a session: find its processes, lock all of them or none, and unlock them.
 
-A process that has not initialised CUDA cannot be held. If it does so after the look at it, it runs
-although its session is suspended; the scheduler sees its memory at the next observation.
+A process that has not initialised CUDA cannot be locked. If it does so after the look at it, it
+runs although its session is suspended; the scheduler sees its memory at the next observation.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Parts:
     failures: RestoreFailures
 
 
-class Holding:
+class Locking:
     """One operation's view of one session's processes. Methods may raise ``Stop``."""
 
     def __init__(self, parts: Parts, target: Target, deadline_ns: int) -> None:
@@ -165,16 +165,16 @@ class Holding:
         return Refused(Reason.GONE, f"Process {self._target.root.pid} has ended.")
 
     @asynccontextmanager
-    async def all_held(
+    async def all_locked(
         self, present: Callable[[], Awaitable[list[SessionProcess]]]
     ) -> AsyncIterator[list[SessionProcess]]:
-        """Hold all processes, or raise ``Stop``. If anything ends the operation early, unlock those
+        """Lock all processes, or raise ``Stop``. If anything ends the operation early, unlock those
         that were locked here."""
         locked_here: list[ProcessRef] = []
         try:
             yield await self._lock_all(present, locked_here)
         except Stop as stop:
-            if not stop.keep_held:
+            if not stop.keep_locked:
                 stop.add(await self.unlock_quietly(locked_here))
             raise
         except BaseException:
@@ -221,7 +221,7 @@ class Holding:
     async def unlock_quietly(self, refs: Iterable[ProcessRef]) -> str:
         """Unlock ``refs`` to undo an operation. Return words about those that stay held."""
         errors = [(ref.pid, await self._unlock(ref)) for ref in refs]
-        return " ".join(f"Process {pid} stays held: {e}" for pid, e in errors if e is not None)
+        return " ".join(f"Process {pid} stays suspended: {e}" for pid, e in errors if e is not None)
 
     async def _unlock(self, ref: ProcessRef) -> GpuError | None:
         try:
