@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(sched.__file__).parent
 
-EXCEPTIONS: dict[type, list[str]] = {Session: [], State: []}
+EXCEPTIONS: dict[type, list[str]] = {Session: [], State: ["actions"]}
+"""Every rule adds to the actions, in the order in which they are to be performed."""
 
 MAKERS = {"__init__", "__post_init__"}
 
@@ -51,20 +52,40 @@ def methods(part: type) -> set[str]:
     return {name for name in found if not name.startswith("__")}  # those are made by dataclass
 
 
-def assigned(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the object and the attribute of each assignment, except where objects are made."""
+CHANGES = {"add", "append", "clear", "discard", "pop", "popitem", "popleft", "remove", "setdefault"}
+"""Methods that change a collection."""
+
+
+COLLECTIONS = ("OrderedDict[", "deque[", "dict[", "list[", "set[")
+
+
+def changed(node: ast.AST, collections: set[str]) -> ast.Attribute | None:
+    """Return the field that the node assigns, or the collection that it changes."""
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    if called and node.func.attr in CHANGES:
+        what = node.func.value
+        return what if isinstance(what, ast.Attribute) and what.attr in collections else None
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+        what = node.value if isinstance(node, ast.Subscript) else node
+        return what if isinstance(what, ast.Attribute) else None
+    return None
+
+
+def assigned(tree: ast.AST, collections: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the object and the attribute of each change, except where objects are made."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or function.name in MAKERS:
             continue
         for node in ast.walk(function):
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                yield ast.unparse(node.value), node.attr
+            if (what := changed(node, collections)) is not None:
+                yield ast.unparse(what.value), what.attr
 
 
 @cache
 def writes(whole: type) -> dict[str, set[str]]:
-    """Return the modules that assign each field."""
+    """Return the modules that assign each field, or change the collection in it."""
     own = {one.name for one in fields(whole)}
+    collections = {one.name for one in fields(whole) if str(one.type).startswith(COLLECTIONS)}
     names = {part.__name__: module_of(part) for part in parts_of(whole)}
     found: dict[str, set[str]] = defaultdict(set)
     for path in FOLDER.rglob("*.py"):
@@ -74,7 +95,7 @@ def writes(whole: type) -> dict[str, set[str]]:
         tree = ast.parse(path.read_text())
         for node in tree.body:
             is_part = isinstance(node, ast.ClassDef) and names.get(node.name) == module
-            for name, attribute in assigned(node):
+            for name, attribute in assigned(node, collections):
                 if name == "self":
                     counts = is_part
                 elif whole is State:
@@ -111,3 +132,5 @@ def test_the_writes_are_found() -> None:
     assert writes(Session)["blocked"] == {"model/turn.py"}
     assert writes(State)["outside_bytes"] == {"model/readings.py"}
     assert writes(State)["outgrown"] == {"model/mode.py"}
+    assert writes(State)["idle"] == {"model/derived.py"}
+    assert "rules/orders.py" in writes(State)["actions"]

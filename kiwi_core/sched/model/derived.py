@@ -101,6 +101,10 @@ class Derived(Mode, Readings):
         session.counted_host_bytes = host
         self._place(session)
 
+    def used_now(self, session: Session) -> None:
+        """Have ``refresh`` put ``session`` at the end of the idle ones if it is idle."""
+        self.idle.pop(session.id, None)
+
     def _place(self, session: Session) -> None:
         want = session.want if session.resident_bytes and not session.gone else None
         if want is QUEUED and session.kept_out:

@@ -10,6 +10,7 @@ from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.model.derived import Derived
 from kiwi_core.sched.model.happenings import SessionForgotten
 from kiwi_core.sched.model.history import History
+from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
 from kiwi_core.states import Notice
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.sched.model.policy import Policy, TurnSettings
-    from kiwi_core.sched.model.session import RoomRequest, Session
+    from kiwi_core.sched.model.session import RoomRequest
     from kiwi_core.units import OpId, SessionId
 
 
@@ -186,8 +187,64 @@ class State(Derived):
             return
         self.policy.left(self, session)
         del self.queue[session.id]
+        self.chosen.pop(session.id, None)
         if not self.queue:
             self.usage.nobody_waits(self.now_ns)
+
+    def choose(self, session: Session) -> None:
+        """Begin the turn of a session in the queue: it is brought in."""
+        self.chosen[session.id] = session
+
+    def choose_no_more(self, session: Session) -> None:
+        """Let ``session`` wait in the queue like others, if it was chosen."""
+        self.chosen.pop(session.id, None)
+
+    def lingers(self, session: Session) -> None:
+        """Record that its cell is over, but not what the cell started."""
+        session.cell_ends(self.now_ns)
+        self.lingerers[session.id] = session
+
+    def drop_lingerer(self, session: Session) -> None:
+        del self.lingerers[session.id]
+
+    def process_stops(self, session: Session, why: str) -> None:
+        session.process_stops(why)
+        self.stopped.add(session.id)
+
+    def process_continues(self, session: Session) -> None:
+        session.process_runs()
+        session.forget_refusals_while_stopped()
+        self.stopped.discard(session.id)
+
+    # --- readings -------------------------------------------------------------------------------
+
+    def left_gpu(self, session: Session, left_ns: int) -> None:
+        """Record that ``session`` no longer uses the GPU and its memory has not been read since."""
+        session.was_left_at(left_ns)
+        if session.unread and self.read_ns < left_ns:
+            self.unread[session.id] = session
+
+    def memory_read(self, session: Session, at_ns: int) -> None:
+        """Record that the session's memory was read at ``at_ns``."""
+        session.was_read_at(at_ns)
+        if not session.unread:
+            self.unread.pop(session.id, None)
+
+    def all_read(self, began_ns: int, outside_bytes: int) -> None:
+        """Record a reading of the whole GPU during which nothing moved. What sessions left in the
+        GPU before counts as outside Kiwi until their own memory is read."""
+        self.see_all(began_ns, outside_bytes)
+        for session in tuple(self.unread.values()):
+            if session.left_ns <= began_ns:
+                del self.unread[session.id]
+
+    # --- coming and going -----------------------------------------------------------------------
+
+    def join(self, session_id: SessionId, owner: str) -> Session:
+        session = Session(session_id, owner)
+        session.story = self.stories.begin(session_id)
+        self.sessions[session_id] = session
+        return session
 
     def let_go(self, session: Session) -> None:
         """Forget a session that left Kiwi and lives on: from now on its GPU memory counts as held

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT, SUSPENDED
 from kiwi_core.sched.model.operations import PAGING_OUT
-from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING
 from kiwi_core.sched.rules import bursts, growth, kept_out, orders
 from kiwi_core.sched.rules.outcomes import mark_lost
@@ -18,6 +17,7 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
@@ -27,9 +27,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
     session = st.sessions.get(event.session)
     if session is None:
         owner = event.owner if st.config.turns_by_owner else ""
-        session = Session(event.session, owner or event.session)
-        st.sessions[session.id] = session
-        session.story = st.stories.begin(session.id)
+        session = st.join(event.session, owner or event.session)
         st.tell(session, "joined ({})", event.residency.value)
     elif session.gone:
         st.ignore()
@@ -166,8 +164,7 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
     if session.want is QUEUED and not session.mid_burst:
         bursts.end(st, session, "over before it began")
         return
-    session.cell_ends(st.now_ns)
-    st.lingerers[session.id] = session
+    st.lingers(session)
     st.tell(session, "cell over, something it started goes on")
 
 

@@ -61,7 +61,6 @@ def _rest(st: State, session: Session) -> None:
         st.runs_no_more(session)
     elif session.want is QUEUED:
         st.leave_line(session)
-        st.chosen.pop(session.id, None)
         if session.stopping:
             stop_holding(st, session)
         else:
@@ -70,7 +69,7 @@ def _rest(st: State, session: Session) -> None:
         session.op.stops_runner = False
     session.rests(st.now_ns)
     session.lingers_no_more()
-    st.idle.pop(session.id, None)  # used just now: ``refresh`` puts it at the end of the idle ones
+    st.used_now(session)
 
 
 def wait_anew(st: State, session: Session) -> None:
@@ -84,7 +83,7 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
     program stopped using the GPU, if its memory must still be read; otherwise ``None``."""
     begun = session.want is RUNNING or session.mid_burst
     if left_ns is not None and (session.want is RUNNING or session.stopping):
-        left(st, session, left_ns)
+        st.left_gpu(session, left_ns)
     _rest(st, session)
     session.burst_ends()
     if begun:
@@ -94,20 +93,6 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
         st.tell(session, "burst {} ended ({})", session.burst, why)
     else:
         st.tell(session, "burst {} left the queue ({})", session.burst, why)
-
-
-def left(st: State, session: Session, left_ns: int) -> None:
-    """Record that ``session`` no longer uses the GPU and its memory has not been read since."""
-    session.was_left_at(left_ns)
-    if session.unread and st.read_ns < left_ns:
-        st.unread[session.id] = session
-
-
-def read(st: State, session: Session, at_ns: int) -> None:
-    """Record that the session's memory was read at ``at_ns``."""
-    session.was_read_at(at_ns)
-    if not session.unread:
-        st.unread.pop(session.id, None)
 
 
 def lose(st: State, session: Session) -> None:

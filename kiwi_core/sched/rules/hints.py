@@ -73,7 +73,7 @@ def came_back(st: State, session: Session) -> None:
     """Record that a hint's page-in succeeded: the session is now the most recently used idle
     one."""
     session.brought_back(st.now_ns)
-    st.idle.pop(session.id, None)
+    st.used_now(session)
 
 
 def _too_soon(st: State, session: Session, now_ns: int) -> str:

@@ -29,7 +29,6 @@ def keep_out(st: State, session: Session, by: str) -> None:
     queued = session.want is QUEUED
     if queued:
         st.leave_line(session)
-        st.chosen.pop(session.id, None)
     session.kept_out = by
     st.kept_out[session.id] = session
     st.refresh(session)

@@ -42,8 +42,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         if session.want is RUNNING:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
-        st.see_all(began_ns, _outside_bytes(st, event.free_bytes))
-        _drop_unread(st, began_ns)
+        st.all_read(began_ns, _outside_bytes(st, event.free_bytes))
 
 
 def _learn(st: State, session: Session, began_ns: int) -> None:
@@ -52,7 +51,7 @@ def _learn(st: State, session: Session, began_ns: int) -> None:
     in_burst = session.want is RUNNING or session.mid_burst
     of_last = session.unread and not session.mid_burst and not session.attained_ns
     session.learn_from_reading(session.resident_bytes, st.total_bytes, in_burst, of_last)
-    bursts.read(st, session, began_ns)
+    st.memory_read(session, began_ns)
 
 
 def _slipped(st: State, session: Session) -> None:
@@ -91,14 +90,6 @@ def _outside_bytes(st: State, free_bytes: int) -> int:
     for hung in st.ops.values():
         held_bytes += hung.counted_claim_bytes - hung.resident_bytes
     return max(0, st.total_bytes - free_bytes - held_bytes)
-
-
-def _drop_unread(st: State, began_ns: int) -> None:
-    """Drop the ``unread`` mark of sessions that gave up the lease before this reading: until their
-    own memory is read, what they left counts as outside Kiwi."""
-    for session in tuple(st.unread.values()):
-        if session.left_ns <= began_ns:
-            del st.unread[session.id]
 
 
 def host_budget(st: State, event: ev.HostBudgetObserved) -> None:

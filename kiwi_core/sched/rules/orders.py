@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 def grant(st: State, session: Session, cause: str) -> None:
     """Give ``session`` the lease and a fresh quantum."""
     st.leave_line(session)
-    st.chosen.pop(session.id, None)
     goes_on, now_ns = session.mid_burst, st.now_ns
     session.turn_goes_on(HOLDS, now_ns, st.history)
     session.granted(now_ns, st.usage.clock_ns(now_ns))

@@ -91,9 +91,9 @@ def suspended(st: State, event: ev.Suspended) -> None:
         if event.resident_bytes is not None:
             wants = session.want is not NOTHING
             session.learn_from_reading(event.resident_bytes, st.total_bytes, in_burst=wants)
-            bursts.read(st, session, st.now_ns)
+            st.memory_read(session, st.now_ns)
         elif session.read_ns < 0:  # else its memory was read while it ran
-            bursts.left(st, session, st.now_ns)
+            st.left_gpu(session, st.now_ns)
         _stopped(st, session, running)
         st.tell(session, "held; its memory stays in the GPU")
         _succeeded(st, session)
@@ -111,7 +111,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         tells_speed = session.residency is not PAGED_OUT
         restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.went_out(restore_bytes, event.moved_bytes, event.stays_bytes)
-        bursts.read(st, session, st.now_ns)
+        st.memory_read(session, st.now_ns)
         _stopped(st, session, running)
         _swapped(st, session, running, moved_bytes, event.elapsed_ns, tells_speed)
         _succeeded(st, session)
@@ -161,7 +161,7 @@ def _refused(
 ) -> None:
     """Handle a refusal: nothing changed in the target, so leave it alone for a while."""
     words = f"{reason.value}: {detail}" if detail else reason.value
-    st.chosen.pop(session.id, None)
+    st.choose_no_more(session)
     if session.stopped and running.doing is not PAGING_IN:
         session.cannot_move_while_stopped()
     if running.stops_runner:
@@ -269,7 +269,7 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
         return
     session.op.overdue = True
     st.history.happenings.append(OperationHung(session.op.doing))
-    st.chosen.pop(session.id, None)
+    st.choose_no_more(session)
     st.refresh(session)
     if session.gone:
         return

@@ -56,14 +56,14 @@ def _end_lingerers(st: State) -> None:
     threads still use the GPU. (Where it is known, the observation ended the burst already.)"""
     for session in tuple(st.lingerers.values()):
         if session.want is not RUNNING or not session.lingering:
-            del st.lingerers[session.id]
+            st.drop_lingerer(session)
         elif session.busy is None:
             end_ns = session.granted_ns + st.quantum_ns(session)
             st.wake_at(end_ns)
             if end_ns <= st.now_ns:
                 bursts.end(st, session, "left-over threads, perhaps at work", st.now_ns)
                 session.may_work_on()  # if it has no gate, its memory stays: nothing holds it
-                del st.lingerers[session.id]
+                st.drop_lingerer(session)
 
 
 def _choose_mode(st: State) -> None:

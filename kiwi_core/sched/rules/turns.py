@@ -42,7 +42,7 @@ def admit(st: State) -> None:
     if st.chosen:
         for waiter in tuple(st.chosen.values()):
             if waiter.op is None:  # neither granted nor on the way in: an ordinary waiter again
-                del st.chosen[waiter.id]
+                st.choose_no_more(waiter)
 
 
 def _admit_others(st: State, first: Session) -> None:
@@ -120,12 +120,12 @@ def _bring_in(st: State, waiter: Session) -> QueueStep:
         return GO_ON
     behind = WAIT if st.serialised else GO_ON
     if waiter.residency is SUSPENDED:
-        st.chosen[waiter.id] = waiter
+        st.choose(waiter)
         orders.resume(st, waiter, "its turn")
         return behind
     if not _may_restore(st):
         return WAIT
-    st.chosen[waiter.id] = waiter
+    st.choose(waiter)
     orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
     return behind
 

@@ -55,8 +55,7 @@ def stopped(st: State, event: ev.SessionStopped) -> None:
     session = st.known(event.session)
     if session is None:
         return
-    session.process_stops(event.why or "stopped")
-    st.stopped.add(session.id)
+    st.process_stops(session, event.why or "stopped")
     st.refresh(session)
     st.tell(session, "its process is {}", session.stopped)
 
@@ -68,9 +67,7 @@ def continued(st: State, event: ev.SessionContinued) -> None:
     session = st.known(event.session)
     if session is None or not session.stopped:
         return
-    session.process_runs()
-    session.forget_refusals_while_stopped()
-    st.stopped.discard(session.id)
+    st.process_continues(session)
     if session.blocked is Notice.STOPPED:
         session.unblock()
     st.tell(session, "its process goes on")
