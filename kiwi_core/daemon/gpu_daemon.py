@@ -253,25 +253,22 @@ class GpuDaemon:
         )  # fmt: skip
         self._registry.remembered = scheduler.remembered
         requests = RequestHandler(
-            config, self._registry, rights, self._core, shares[RELEASES], self._roster.save
-        )
-        self._router: Router = Router(
-            self._connections, machine.gpu, options.emulation,
-            sessions=self._sessions, links=self._link_handler, requests=requests,
+            config, self._registry, rights, self._core, shares[RELEASES], self._roster.save,
+            self._sessions.of,
         )  # fmt: skip
-        self._ending = Ending(self._core, self._registry)
-        self._router.ending = self._ending
-        self._router.reporter = reporter
-        self._router.metrics = MetricsReporter(
+        metrics = MetricsReporter(
             machine.gpu, self._core, tally, self._connections, self._sessions, requests, shares,
             self._observer, journal, self._budget, self._gauges, self._sessions.expected,
             options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._registry, ledger)
-        self._router.usage = UsageReporter(
-            self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS]
-        )
+        usage = UsageReporter(self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS])
+        self._ending = Ending(self._core, self._registry)
+        self._router: Router = Router(
+            self._connections, machine.gpu, options.emulation, self._sessions, self._link_handler,
+            requests, reporter, usage, metrics, self._ending,
+        )  # fmt: skip
         self._announcer: Announcer = Announcer(self._connections, reporter)
         self._core.subscribers = [
             journal,

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from kiwi_core import __version__
 from kiwi_core.daemon.sessions.link_handler import LinkMessage
-from kiwi_core.daemon.sessions.requests import SessionWish
 from kiwi_core.errors import PeerError
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.connection import Connection, Handlers
     from kiwi_core.daemon.base.connections import Connections
     from kiwi_core.daemon.reports.metrics import MetricsReporter
     from kiwi_core.daemon.reports.status import Reporter
@@ -37,11 +36,27 @@ class Router:
     sessions: SessionHandler
     links: LinkHandler
     requests: RequestHandler
+    reporter: Reporter
+    usage: UsageReporter
+    metrics: MetricsReporter
+    ending: Ending
     closing: bool = False
-    reporter: Reporter = field(init=False)
-    usage: UsageReporter = field(init=False)
-    metrics: MetricsReporter = field(init=False)
-    ending: Ending = field(init=False)
+    _handlers: Handlers = field(init=False)
+    """Each message goes to the handler of its type; each part says which messages it takes."""
+
+    def __post_init__(self) -> None:
+        self._handlers = {
+            **self.sessions.handlers(),
+            **self.requests.handlers(),
+            **self.links.handlers(),
+            m.Hello: self._hello,
+            m.GetStatus: self._get_status,
+            m.GetStory: self._get_story,
+            m.GetHistory: self._get_history,
+            m.GetMetrics: self._get_metrics,
+            m.GetUsage: self.usage.answer,
+            m.Ping: self._ping,
+        }
 
     # --- Receiver -------------------------------------------------------------------------------
 
@@ -49,44 +64,8 @@ class Router:
         self.connections.add(connection)
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
-        if self.closing and not isinstance(message, LinkMessage):
-            return
-        if isinstance(message, m.Acquire):  # first, since a client waits for the answer
-            self.sessions.received(connection, message)
-        elif isinstance(message, m.Hello):
-            self._hello(connection, message)
-        elif isinstance(message, m.Set):
-            self.requests.set(connection, message)
-        elif isinstance(message, SessionWish):
-            self.requests.of_session(connection, self.sessions.of(connection), message)
-        elif isinstance(message, m.Expect):
-            self.sessions.expect(connection, message)
-        elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
-            self.sessions.received(connection, message)
-        elif isinstance(message, LinkMessage):
-            self.links.received(connection, message)
-        else:
-            self._look(connection, message)
-
-    def _look(
-        self,
-        connection: Connection,
-        message: m.GetStatus | m.GetStory | m.GetHistory | m.GetMetrics | m.GetUsage | m.Ping,
-    ) -> None:
-        if isinstance(message, m.GetStatus):
-            if message.watch:
-                self.connections.watch(connection)
-            connection.send_line(self.reporter.status_line(connection.peer, time.monotonic_ns()))
-        elif isinstance(message, m.GetStory):
-            connection.send(self.reporter.story(connection.peer, message.session))
-        elif isinstance(message, m.GetHistory):
-            connection.send_line(self.reporter.history_line(connection.peer, message.since))
-        elif isinstance(message, m.GetMetrics):
-            connection.send(self.metrics.report())
-        elif isinstance(message, m.GetUsage):
-            self.usage.answer(connection, message)
-        else:
-            connection.send(m.Pong())
+        if not self.closing or isinstance(message, LinkMessage):
+            self._handlers[type(message)](connection, message)
 
     def disconnected(self, connection: Connection) -> None:
         self.connections.remove(connection)
@@ -105,6 +84,25 @@ class Router:
         if but_held:
             kept = self.sessions.held() | self.links.connections()
         self.connections.close(but=kept)
+
+    # --- what the router answers itself -----------------------------------------------------------
+
+    def _get_status(self, connection: Connection, message: m.GetStatus) -> None:
+        if message.watch:
+            self.connections.watch(connection)
+        connection.send_line(self.reporter.status_line(connection.peer, time.monotonic_ns()))
+
+    def _get_story(self, connection: Connection, message: m.GetStory) -> None:
+        connection.send(self.reporter.story(connection.peer, message.session))
+
+    def _get_history(self, connection: Connection, message: m.GetHistory) -> None:
+        connection.send_line(self.reporter.history_line(connection.peer, message.since))
+
+    def _get_metrics(self, connection: Connection, _message: m.GetMetrics) -> None:
+        connection.send(self.metrics.report())
+
+    def _ping(self, connection: Connection, _message: m.Ping) -> None:
+        connection.send(m.Pong())
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
         self.connections.greeted(connection)

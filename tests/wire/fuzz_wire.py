@@ -19,7 +19,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if __name__ == "__main__":
     import atheris
@@ -37,7 +37,6 @@ from kiwi_core.daemon.base.connections import Connections
 from kiwi_core.daemon.base.message_turns import MessageTurns
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.router import Router
-from kiwi_core.daemon.sessions.requests import SessionWish
 from kiwi_core.errors import CallerError
 from kiwi_core.peer_limits import PEER_LIMITS, REQUESTS
 from kiwi_core.wire import messages as m
@@ -45,6 +44,8 @@ from kiwi_core.wire.framing import CLIENT_TYPES, decode_client, decode_daemon, e
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from kiwi_core.daemon.base.connection import Handlers
 
 __all__ = ["CLIENT_TYPES", "CORPUS", "Recorder", "one_input", "seeds"]
 
@@ -131,24 +132,16 @@ class Recorder:
         if self._refuses and len(self.messages) % self._refuses == 0:
             raise CallerError("refused", "Not now.")
 
-    def received(self, _connection: Connection, message: m.ClientMessage) -> None:
+    def handlers(self) -> Handlers:
+        """Return a handler of every message; the router's own come after these."""
+        return dict.fromkeys(get_args(m.ClientMessage), self.answer)
+
+    def answer(self, _connection: Connection, message: m.ClientMessage) -> None:
         self._take(message)
 
     def hello(self, _connection: Connection, hello: m.Hello) -> Any:
         self._take(hello)
         return SimpleNamespace(id="k1")
-
-    def set(self, _connection: Connection, message: m.Set) -> None:
-        self._take(message)
-
-    def of_session(self, _connection: Connection, _member: object, message: SessionWish) -> None:
-        self._take(message)
-
-    def expect(self, _connection: Connection, message: m.Expect) -> None:
-        self._take(message)
-
-    def answer(self, _connection: Connection, message: m.GetUsage) -> None:
-        self._take(message)
 
     def connected(self, _connection: Connection) -> None:
         pass
@@ -201,13 +194,12 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         # A real router has a different collaborator for each; the recorder replaces all of them.
         anything: Any = recorder
         shares = Shares(AMPLE)
+        answers: Any = Answers()
         router = Router(
             Connections(anything, shares), GPU, None,
             sessions=anything, links=anything, requests=anything,
+            reporter=answers, usage=anything, metrics=answers, ending=anything,
         )  # fmt: skip
-        answers: Any = Answers()
-        router.reporter, router.metrics = answers, answers
-        router.usage = router.ending = anything
         connection = Connection(router, DEFAULTS, MessageTurns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]
         transport.choke = connection.pause_writing

@@ -24,10 +24,15 @@ from kiwi_core.wire.messages import Error
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from kiwi_core.config import Config
     from kiwi_core.daemon.base.message_turns import MessageTurns
     from kiwi_core.wire.messages import ClientMessage, DaemonMessage
+
+    Handlers = Mapping[type[ClientMessage], Callable[["Connection", Any], None]]
+    """What handles a message of each type."""
 
 log = structlog.get_logger(__name__)
 

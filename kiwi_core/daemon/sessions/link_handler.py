@@ -14,7 +14,7 @@ from kiwi_core.states import Residency
 from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.connection import Connection, Handlers
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.library_ram import LibraryRam
     from kiwi_core.daemon.links.link import Link
@@ -74,21 +74,34 @@ class LinkHandler:
         open_ = link.session is None or self._core.scheduler.may_compute(link.session)
         self._gates.tell(link, open_)
 
-    def received(self, connection: Connection, message: LinkMessage) -> None:
-        link = self._link_of.get(connection)
-        if link is None:
-            return  # replaced while its last messages were on their way
-        if isinstance(message, PagerState):
+    def handlers(self) -> Handlers:
+        return {
+            PagerState: self._state,
+            PagerDone: self._done,
+            WantLease: self._want_lease,
+            WantRoom: self._want_room,
+        }
+
+    # A connection without a link was replaced while its last messages were on their way.
+
+    def _state(self, connection: Connection, message: PagerState) -> None:
+        if (link := self._link_of.get(connection)) is not None:
             self._links.told(link, message)
             self._library_ram.changed()
             self._believe(link)
-        elif isinstance(message, PagerDone):
-            if not self._links.done(link, message):
-                log.info("answer that nobody waits for", pid=link.ref.pid, op=message.op)
-                self._believe(link)
-        elif isinstance(message, WantLease):
+
+    def _done(self, connection: Connection, message: PagerDone) -> None:
+        link = self._link_of.get(connection)
+        if link is not None and not self._links.done(link, message):
+            log.info("answer that nobody waits for", pid=link.ref.pid, op=message.op)
+            self._believe(link)
+
+    def _want_lease(self, connection: Connection, _message: WantLease) -> None:
+        if (link := self._link_of.get(connection)) is not None:
             self._gates.lease_wanted(link)
-        else:
+
+    def _want_room(self, connection: Connection, message: WantRoom) -> None:
+        if (link := self._link_of.get(connection)) is not None:
             self._gates.room_wanted(link, message.request, message.bytes)
 
     def disconnected(self, connection: Connection) -> None:

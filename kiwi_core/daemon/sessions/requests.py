@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.config import Config
-    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.connection import Connection, Handlers
     from kiwi_core.daemon.base.peers import Rights
     from kiwi_core.daemon.base.shares import Share
     from kiwi_core.daemon.engine.core import Core
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kiwi_core.states import Priority
 
 log = structlog.get_logger(__name__)
-
-SessionWish = m.Release | m.BringBack | m.Suspend | m.Resume
 
 ADMIN: Final = "an admin"
 ITS_USER: Final = "its user"
@@ -47,7 +45,7 @@ _UNGUARDED: Final = CallerError(
 
 @dataclass(eq=False, repr=False)
 class RequestHandler:
-    """``own`` is the member that a connection speaks for, if any. Errors are ``CallerError``
+    """``own`` returns the session that a connection speaks for, if any. Errors are ``CallerError``
     ("no-such-session"), also for a session that the peer may not act on. ``releases`` counts the
     requests that wait for a look at the GPU. ``remember`` writes the roster now: a setting that was
     answered with ``ok`` outlives a crash."""
@@ -58,25 +56,23 @@ class RequestHandler:
     _core: Core
     _releases: Share
     _remember: Callable[[], None]
+    _own: Callable[[Connection], SessionRecord | None]
     hints_begun: int = 0
     """Hints since the daemon started, for metrics servers; the next one, too."""
     hints_declined: int = 0
 
-    def of_session(
-        self, connection: Connection, own: SessionRecord | None, message: SessionWish
-    ) -> None:
-        member = self._subject(connection, own, message.session)
-        if isinstance(message, m.Release):
-            self._release(connection, member)
-        elif isinstance(message, m.BringBack):
-            self._bring_back(connection, member)
-        elif isinstance(message, m.Suspend):
-            self._suspend(connection, member)
-        else:
-            self._resume(connection, member)
+    def handlers(self) -> Handlers:
+        return {
+            m.Release: self._release,
+            m.BringBack: self._bring_back,
+            m.Suspend: self._suspend,
+            m.Resume: self._resume,
+            m.Set: self._set,
+        }
 
-    def _release(self, connection: Connection, member: SessionRecord) -> None:
-        """Release ``member``, and answer later: what it has in the GPU is read first."""
+    def _release(self, connection: Connection, message: m.Release) -> None:
+        """Release the session, and answer later: what it has in the GPU is read first."""
+        member = self._subject(connection, message.session)
 
         def answer(refused: CallerError | None) -> None:
             self._releases.give_back(connection.peer.uid)
@@ -89,10 +85,11 @@ class RequestHandler:
         self._take_share(connection)
         self._core.release(member, answer)
 
-    def _suspend(self, connection: Connection, member: SessionRecord) -> None:
-        """Suspend ``member`` after a look: a process that just began to use the GPU may have its
+    def _suspend(self, connection: Connection, message: m.Suspend) -> None:
+        """Suspend the session after a look: a process that just began to use the GPU may have its
         gate by now. A session that an admin keeps out stays out, whatever else its user asks
         for."""
+        member = self._subject(connection, message.session)
 
         def looked() -> None:
             self._releases.give_back(connection.peer.uid)
@@ -117,7 +114,8 @@ class RequestHandler:
             )
         self._releases.take(uid)
 
-    def _resume(self, connection: Connection, member: SessionRecord) -> None:
+    def _resume(self, connection: Connection, message: m.Resume) -> None:
+        member = self._subject(connection, message.session)
         if member.kept_out == ADMIN and not self._rights.is_admin(connection.peer):
             raise CallerError(
                 "not-allowed",
@@ -138,8 +136,9 @@ class RequestHandler:
             session=member.id, name=member.name,
         )  # fmt: skip
 
-    def _bring_back(self, connection: Connection, member: SessionRecord) -> None:
+    def _bring_back(self, connection: Connection, message: m.BringBack) -> None:
         """Feed the hint only if it leads to a page-in: users type a lot, so hints are many."""
+        member = self._subject(connection, message.session)
         why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
         if why:
             self.hints_declined += 1
@@ -152,10 +151,8 @@ class RequestHandler:
             self._core.feed(ev.UseExpected(session=member.id))
         connection.send(m.HintReport(begun=not why, why=why))
 
-    def _subject(
-        self, connection: Connection, own: SessionRecord | None, session: str
-    ) -> SessionRecord:
-        member = self._registry.get(session) if session else own
+    def _subject(self, connection: Connection, session: str) -> SessionRecord:
+        member = self._registry.get(session) if session else self._own(connection)
         if member is None and not session:
             raise CallerError(
                 "no-such-session",
@@ -172,7 +169,7 @@ class RequestHandler:
 
     # --- settings -------------------------------------------------------------------------------
 
-    def set(self, connection: Connection, message: m.Set) -> None:
+    def _set(self, connection: Connection, message: m.Set) -> None:
         if not self._rights.is_admin(connection.peer):
             raise CallerError(
                 "not-allowed",

@@ -19,7 +19,7 @@ from kiwi_core.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.connection import Connection, Handlers
     from kiwi_core.daemon.base.shares import Share
     from kiwi_core.daemon.base.steps import Step
     from kiwi_core.daemon.engine.core import Core
@@ -81,6 +81,15 @@ class SessionHandler:
 
     # --- asked by the router ----------------------------------------------------------------------
 
+    def handlers(self) -> Handlers:
+        return {
+            m.Acquire: self._acquire,
+            m.Withdraw: self._give_up_waiting,
+            m.EndBurst: self._end_burst,
+            m.Goodbye: self._goodbye,
+            m.Expect: self._expect,
+        }
+
     def of(self, connection: Connection) -> SessionRecord | None:
         """Return the session that the connection speaks for."""
         return self._session_of.get(connection)
@@ -97,39 +106,43 @@ class SessionHandler:
         self._bind(member, connection)
         return member
 
-    def expect(self, connection: Connection, message: m.Expect) -> None:
+    def _expect(self, connection: Connection, message: m.Expect) -> None:
         self.expected.expect(connection.peer.uid, message.key, message.for_s)
         connection.send(m.Ok())
 
-    def received(
-        self, connection: Connection, message: m.Acquire | m.Withdraw | m.EndBurst | m.Goodbye
-    ) -> None:
+    def _acquire(self, connection: Connection, message: m.Acquire) -> None:
+        self.places.request(self._speaker(connection), message.burst)
+
+    def _give_up_waiting(self, connection: Connection, message: m.Withdraw) -> None:
+        member = self._speaker(connection)
+        if self._gives_up(member, message.burst):
+            self._withdraw(member)
+        connection.send(m.Withdrawn(burst=message.burst))
+
+    def _end_burst(self, connection: Connection, message: m.EndBurst) -> None:
+        member = self._speaker(connection)
+        if not self._gives_up(member, message.burst):
+            return
+        if message.lingering:
+            self._core.feed(ev.BurstLingered(session=member.id, burst=member.burst))
+        else:
+            self._end(member)
+
+    def _goodbye(self, connection: Connection, _message: m.Goodbye) -> None:
+        self.dismiss(self._speaker(connection))
+
+    def _speaker(self, connection: Connection) -> SessionRecord:
         """Raise ``PeerError("superseded")`` if the connection speaks for no session any more."""
         member = self._session_of.get(connection)
         if member is None:
             raise _superseded()
-        if isinstance(message, m.Acquire):
-            self.places.request(member, message.burst)
-        elif isinstance(message, m.Goodbye):
-            self.dismiss(member)
-        else:
-            self._burst_message(connection, member, message)
+        return member
 
-    def _burst_message(
-        self, connection: Connection, member: SessionRecord, message: m.Withdraw | m.EndBurst
-    ) -> None:
-        self.places.withdraw(member, message.burst)
-        # If it is not current, that burst is over, and one that the daemon made for a call at the
-        # gate may be in progress.
-        current = member.client_burst == message.burst
-        if isinstance(message, m.Withdraw):
-            if current:
-                self._withdraw(member)
-            connection.send(m.Withdrawn(burst=message.burst))
-        elif current and message.lingering:
-            self._core.feed(ev.BurstLingered(session=member.id, burst=member.burst))
-        elif current:
-            self._end(member)
+    def _gives_up(self, member: SessionRecord, burst: int) -> bool:
+        """Free the place of ``burst`` in the queue, and return whether it is current. If not, it is
+        over, and a burst that the daemon made for a call at the gate may be in progress."""
+        self.places.withdraw(member, burst)
+        return member.client_burst == burst
 
     def disconnected(self, connection: Connection, *, closing: bool) -> None:
         """``closing``: the daemon is leaving."""
