@@ -1,7 +1,7 @@
-"""Tests on a real GPU (``-m gpu``): how they find Kiwi, how long they may take, and their order.
+"""Tests on a real GPU (``-m gpu``): how they find Kiwi, their time limits, and their order.
 
-The GPU machine may be lent for minutes and have nothing installed but its own packages. So these
-tests run from a checkout, and one that hangs or crashes must not cost the others.
+The GPU machine may be lent for minutes and have only its own packages. So these tests run from a
+checkout, and a test that hangs or crashes must not cost the others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import thorough  # noqa: E402
 THOROUGH = thorough.pattern(*thorough.lines())
 
 TEARDOWN_S = 150.0
-"""For the fixtures of a test that has failed: they end programs, 20 s each at most."""
+"""Time limit for the fixtures of a failed test: they end programs, at most 20 s each."""
 
 
 def pytest_configure() -> None:
-    """Let the programs that tests start find Kiwi, too, where it is not installed. (For pytest's
-    own process ``pythonpath`` in pyproject.toml does that.)"""
+    """Let the programs that tests start find Kiwi if it is not installed. (For pytest's own process
+    ``pythonpath`` in pyproject.toml does that.)"""
     try:
         metadata.distribution("kiwi-jupyter")
     except metadata.PackageNotFoundError:
@@ -42,8 +42,8 @@ def pytest_configure() -> None:
 
 
 def _heed_signals() -> None:
-    """Restore SIGINT and SIGHUP where the shell has them ignored (``nohup``, ``&`` in a script).
-    Programs inherit that, and those that tests interrupt would go on."""
+    """Restore SIGINT and SIGHUP if the shell has them ignored (``nohup``, ``&`` in a script).
+    Programs inherit that, and would not react to a test's interrupt."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -61,7 +61,8 @@ def base_temp(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def hosts_stay_up(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that killed a program which no real host survives (``kill_takes_host_down``)."""
+    """Fail a test that killed a program whose kill takes a real host down
+    (``kill_takes_host_down``)."""
     yield
     down = hosts.fallen()
     if down and request.node.get_closest_marker("host_goes_down") is None:
@@ -79,9 +80,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Time GPU tests by a signal, which fails the one test (the method for all others ends pytest
-    itself). Run those last that kill a program which uses the GPU: that has hung hosts
-    (NVIDIA/cuda-checkpoint#53)."""
+    """Time GPU tests by a signal, which fails only the one test (the method for all others ends
+    pytest itself). Run those last that kill a program which uses the GPU, because that has hung
+    hosts (NVIDIA/cuda-checkpoint#53)."""
     for item in filter(_on_a_gpu, items):
         marked = item.get_closest_marker("timeout")
         by_signal = pytest.mark.timeout(_limit_s(item, marked), method="signal")
@@ -90,8 +91,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _limit_s(item: pytest.Item, marked: pytest.Mark | None) -> float:
-    """Return the marker's limit, at most ``--timeout`` where that was given: otherwise one test
-    that hangs takes all the time of a borrowed machine."""
+    """Return the marker's limit, at most ``--timeout`` if given: otherwise one test that hangs
+    takes all the time of a borrowed machine."""
     asked = item.config.getoption("timeout", None)
     default = asked if asked is not None else float(item.config.getini("timeout"))
     own = (*marked.args, marked.kwargs.get("timeout"))[0] if marked else None
@@ -104,7 +105,7 @@ def _on_a_gpu(item: pytest.Item) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a GPU test at once, with words, where there is no GPU."""
+    """Fail a GPU test at once, with a reason, if there is no GPU."""
     if _on_a_gpu(item) and (why_not := _why_no_gpu()):
         pytest.fail(
             f"This test needs an NVIDIA GPU, and none can be seen: {why_not}", pytrace=False
@@ -113,7 +114,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @functools.cache
 def _why_no_gpu() -> str:
-    """Empty where there is one."""
+    """Return why there is no GPU, or "" if there is one."""
     from kiwi_core.errors import KiwiError
     from kiwi_core.gpu import nvml
 
@@ -125,7 +126,8 @@ def _why_no_gpu() -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Limit the teardown of a GPU test that has failed: pytest-timeout ends its timer then."""
+    """Limit the teardown of a GPU test that has failed, since pytest-timeout ends its timer
+    then."""
     if not _on_a_gpu(item) or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
         return (yield)
     signal.signal(signal.SIGALRM, _late_teardown)

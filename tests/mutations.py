@@ -1,8 +1,8 @@
-"""Break Kiwi in thirty places that matter, and see whether ``make test`` notices each.
+"""Break Kiwi in thirty places that matter, and check that ``make test`` notices each.
 
 ``python tests/mutations.py`` applies one change at a time to a copy of the checkout and runs tests
 there, without those that only ``make test-all`` runs. It prints the test that failed, and fails if
-a change went unnoticed. ``python tests/mutations.py 3 7`` tries only these.
+no test noticed a change. ``python tests/mutations.py 3 7`` applies only these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Mutation:
-    """``old``, which ``file`` has once, becomes ``new``: the ``tests`` must fail."""
+    """Replace ``old``, which ``file`` has once, by ``new``: the ``tests`` must fail."""
 
     file: str
     old: str

@@ -1,4 +1,4 @@
-"""The bench as its user runs it: another process, an emulated GPU, nothing left behind."""
+"""Fixtures: the bench as another process on an emulated GPU, which leaves nothing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_directory_of_pytest(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Make it now, not in the private directory of a test, which goes with the test."""
+    """Create it now, and not in the private directory of a test, which the test removes."""
     tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Whatever is started in it, no process and no file of it may be left. (``tmp_path`` comes
-    first: it shall not lie in there.)"""
+    """Check that nothing that is started in it leaves a process or a file. (``tmp_path`` comes
+    first, so that it is not inside.)"""
     with nothing_left(monkeypatch) as directory:
         yield directory

@@ -1,4 +1,4 @@
-"""The bench with the in-process pager: its moves are timed once there is pinned memory for them."""
+"""Tests of the bench with the in-process pager: it times moves once memory is pinned for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(500)
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON."""
+    """Return the JSON."""
     file: Path = tmp_path_factory.mktemp("bench") / "bench.json"
     with pytest.MonkeyPatch.context() as patch, nothing_left(patch):
         bench = start_bench(
@@ -34,7 +34,7 @@ def test_rows_say_how_much_was_pinned(measured: dict[str, Any]) -> None:
     rows = {row["name"]: row for row in measured["rows"]}
     for name in ("page_out_inprocess", "page_in_inprocess"):
         row = rows[name]
-        # How much is pinned in the time that the bench waits depends on the machine.
+        # How much is pinned while the bench waits depends on the machine.
         assert 0 < row["pinned_bytes"] <= row["bytes"]
         too_little = row["pinned_bytes"] < row["bytes"]
         assert ("pinned" in row["title"]) is too_little, "only where something is to be said"

@@ -1,4 +1,4 @@
-"""Interrupted, ended or killed in the middle: no process stays, no memory, no half a file."""
+"""Tests of a bench that is interrupted or killed: no process, memory or partial file stays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.timeout(200)
 
 
 def slow_bench(*arguments: str, skip_limits: bool = True) -> BenchProcess:
-    """Moves take half a second and more, so that they are met in their middle."""
+    """Start a bench whose moves take half a second or more, so that a test can interrupt them."""
     usual = ("--emulate", "1x256MiB", "--emulate-copy-rate", "128MiB")
     return start_bench(*usual, *arguments, skip_limits=skip_limits)
 
 
 def wait_moved(directory: Path, bench: BenchProcess) -> None:
-    """Until the memory of one of its programs is held or out."""
+    """Wait until the memory of one of its programs is held or out."""
 
     def look() -> bool:
         assert bench.process.poll() is None, bench.said
@@ -56,11 +56,11 @@ def test_in_the_middle_of_a_switch(alone: Path, number: signal.Signals) -> None:
 
 
 def test_in_the_middle_of_copies(alone: Path, tmp_path: Path) -> None:
-    """And the file that was to hold the results is not left behind empty."""
+    """The file for the results is not left behind empty."""
     file = tmp_path / "bench.json"
     bench = slow_bench("--json", str(file), skip_limits=False)
     bench.wait_step("copies from and to pinned")
-    assert file.exists()  # tried beforehand
+    assert file.exists()  # the bench has tried to write it
     bench.process.send_signal(signal.SIGTERM)
     code, _, _ = bench.finish()
     assert code == 128 + signal.SIGTERM

@@ -1,4 +1,4 @@
-"""What ``/sys`` says of the GPU's place, from files as they look on real machines."""
+"""Tests of what ``/sys`` says of the GPU's place, with files like those of real machines."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_link_that_says_nothing(tmp_path: Path, speed: str) -> None:
 
 
 def two_nodes(tmp_path: Path, node: str) -> Path:
-    """This process's processors are at node 0, others at node 1."""
+    """Make a tree in which this process's processors are at node 0, others at node 1."""
     mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     return write(
         tmp_path,

@@ -1,4 +1,4 @@
-"""How much is used: never more than the stated share, never longer than the stated time."""
+"""Tests that the bench uses at most its share of memory, and at most its time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_two_programs_of_a_switch_never_fit_together_and_one_does(
 def test_a_large_gpu_on_a_slow_driver_still_gets_its_switch(
     gb_per_s: tuple[float, float], backends: int
 ) -> None:
-    """80 GB: some gigabytes, and not the hundred that would fill it twice; and within the time."""
+    """80 GB: it uses some gigabytes and not a hundred that fill it twice, and keeps its time."""
     patience = PATIENCE.shared(backends)
     round_trip = sum(1 / (speed * 1e9) for speed in gb_per_s)
     planned = plan.switch(H100, round_trip, patience, 500 * MIB)

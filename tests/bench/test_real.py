@@ -1,5 +1,8 @@
-"""On a real GPU: two minutes, and numbers that can be true. Run with ``-m gpu`` on a GPU that
-nobody else uses; ``KIWI_BENCH_JSON`` may name results of this machine that are there already."""
+"""Tests on a real GPU that take two minutes and check that the numbers are plausible.
+
+Run them with ``-m gpu`` on a GPU that nobody else uses. ``KIWI_BENCH_JSON`` may name existing
+results of this machine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Rows by name, the whole JSON, and how long it took."""
+    """Return the rows by name, the whole JSON, and the duration."""
     if named := os.environ.get("KIWI_BENCH_JSON"):
         data = json.loads(Path(named).read_text())
         return {row["name"]: row for row in data["rows"]}, data, data["took_s"]

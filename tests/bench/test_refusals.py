@@ -1,4 +1,4 @@
-"""What cannot be measured is told in words, with a remedy, and before anything is begun."""
+"""Tests that what cannot be measured is refused with a remedy before the bench starts."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_no_gpu(alone: Path) -> None:
 
 @pytest.fixture
 def borrowed(tmp_path: Path) -> Any:
-    """An environment in which the emulated GPU looks like one of this machine's own."""
+    """Return an environment in which the emulated GPU looks like a real one of this machine."""
     state = tmp_path / "gpus"
     emulator.create_state(state, emulator.parse_gpus("1x256MiB"))
     return emulator.environment(state, emulator.build())
 
 
 def test_a_gpu_that_others_use(alone: Path, borrowed: dict[str, str], tmp_path: Path) -> None:
-    """Refused; and where the user insists, the results say that they are not the limit."""
+    """The bench refuses; if the user insists, the results say that they are not the limit."""
     other = CudaProgram(borrowed, 16 * MIB)
     try:
         code, out, err = start_bench(env=borrowed).finish()
@@ -79,7 +79,7 @@ def test_a_gpu_that_others_use(alone: Path, borrowed: dict[str, str], tmp_path: 
         assert data["emulated"] is False
         assert "not this machine's limits" in out
         assert {"page_out_checkpoint", "switch_checkpoint"} <= {r["name"] for r in data["rows"]}
-        assert other.digest()  # it goes on
+        assert other.digest()  # it continues
     finally:
         other.close()
 
@@ -114,7 +114,7 @@ def test_a_worker_that_dies_is_told_with_its_last_words(alone: Path, tmp_path: P
 
 
 class Scripted:
-    """A worker that answers as it is told."""
+    """A worker with scripted answers."""
 
     pid = 1
 

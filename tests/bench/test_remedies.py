@@ -1,4 +1,4 @@
-"""What is far below what is usual gets a remedy, and nothing else does."""
+"""Tests that only a result far below the usual one gets a remedy."""
 
 from __future__ import annotations
 

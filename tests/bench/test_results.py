@@ -1,4 +1,4 @@
-"""Rows, ratios, JSON and the table, by hand-made numbers."""
+"""Tests of rows, ratios, JSON and the table, with made-up numbers."""
 
 from __future__ import annotations
 

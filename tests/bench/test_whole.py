@@ -1,4 +1,4 @@
-"""The whole bench on an emulated GPU whose bus is as fast as the test says."""
+"""Tests of the whole bench on an emulated GPU whose bus has a set speed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(500)
 
 @pytest.fixture(scope="module")
 def measured() -> Any:
-    """The JSON, and the table; nothing of the run is left."""
+    """Return the JSON and the table; the run leaves nothing."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as results:
         file = Path(results) / "bench.json"
         with nothing_left(patch):
@@ -76,15 +76,15 @@ def test_every_ratio_is_that_of_its_numbers(measured: Any) -> None:
 
 @pytest.mark.parametrize("way", ["out", "in"])
 def test_the_speed_of_the_bus_is_found(measured: Any, way: str) -> None:
-    """The emulator never copies faster than it was told; a busy machine makes it slower."""
+    """The emulator never copies faster than its set speed; a busy machine makes it slower."""
     for kind in ("pinned", "pageable"):
         median = rows(measured)[f"{kind}_{way}"]["spread"]["median"]
         assert 0 < median <= 1.02 * GB_PER_S, kind
 
 
 def test_moves_are_seen_at_the_speed_of_the_bus(measured: Any) -> None:
-    """Contexts count as moved, which the emulator need not copy: a little more than the bus. A busy
-    machine makes it slower, and nobody knows how much."""
+    """Contexts count as moved, but the emulator need not copy them: a little more than the bus. A
+    busy machine makes it slower by an unknown amount."""
     for name in ("page_out_checkpoint", "page_in_checkpoint"):
         assert 0 < rows(measured)[name]["ratio"] <= 1.3, name
     switch = rows(measured)["switch_checkpoint"]
@@ -118,7 +118,7 @@ PRELOADED = "backends.BACKENDS = (backends.INPROCESS,)"
 
 
 def test_the_preloaded_library(alone: Path, tmp_path: Path) -> None:
-    """Measured, or left out with the reason; never the driver's speed under its name."""
+    """It is measured, or omitted with a reason; the driver's speed never stands under its name."""
     file = tmp_path / "bench.json"
     words = ("--emulate", "1x256MiB", "--emulate-copy-rate", "256MiB", "--json", str(file))
     code, out, err = start_bench(*words, skip_limits=True, more=PRELOADED).finish()

@@ -1,4 +1,4 @@
-"""Running the command line in this process or in another, against scripted daemons."""
+"""Fixtures: the command line in this process or another, against scripted daemons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def scripted(sockets: Path) -> Iterator[Callable[..., ScriptedDaemon]]:
-    """Makes daemons in the socket directory; all are stopped at the end, none saw a fault."""
+    """Start daemons in the socket directory. Stop them after the test; none may have seen a
+    fault."""
     made: list[ScriptedDaemon] = []
 
     def make(name: str = "GPU-1", *, index: int = 0, grants: bool = True) -> ScriptedDaemon:
@@ -56,7 +57,7 @@ def daemon(scripted: Callable[..., ScriptedDaemon]) -> ScriptedDaemon:
 
 @pytest.fixture
 def kiwi(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """One command, in this process."""
+    """Run one command in this process."""
 
     def run(*arguments: str) -> Result:
         code = main([*arguments])
@@ -68,7 +69,7 @@ def kiwi(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 
 @pytest.fixture
 def spawn(sockets: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """One command, in a process of its own, killed at the end if it still runs."""
+    """Start one command in its own process, and kill it at the end if it still runs."""
     made: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""The parser, the errors and the exit codes."""
+"""Tests of the parser, the errors and the exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kiwi daemon``: what was typed becomes what the supervisor is asked for."""
+"""Tests that the options of ``kiwi daemon`` reach the supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook of the demo, without the demo."""
+"""Tests of a notebook of the demo, without the demo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-# In a process of its own: jupyter_client leaves event loops behind.
+# In its own process, because jupyter_client leaves event loops behind.
 RUN = """
 import os, sys
 from pathlib import Path
@@ -31,7 +31,7 @@ sys.exit(notebook.failure or 0)
 
 
 def test_its_kernel_ends_by_itself(tmp_path: Path) -> None:
-    """It may have been moved out and back, and killing such a program has hung hosts."""
+    """Its memory may have been moved out and back; killing such a program has hung hosts."""
     ended, path = tmp_path / "ended", tmp_path / "one.ipynb"
     source = f"import atexit, pathlib; atexit.register(pathlib.Path({str(ended)!r}).touch)"
     path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [source]}]}))

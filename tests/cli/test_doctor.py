@@ -1,4 +1,4 @@
-"""``kiwi doctor``: each check on made-up machines, and the whole on this one."""
+"""Tests of ``kiwi doctor``: each check on made-up machines, and all of it on this one."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_ptrace_scope(tmp_path, scope, privileged, level):
 
 
 def test_a_pid_namespace_of_its_own_is_told(tmp_path):
-    write(tmp_path, "proc/self/ns/pid", "")  # its inode is certainly not the host's
+    write(tmp_path, "proc/self/ns/pid", "")  # not the host's inode
     finding = only(machine.pid_namespace(tmp_path))
     assert finding.level is Level.WARN
     assert "--pid=host" in finding.remedy
@@ -329,7 +329,7 @@ def test_the_sidebar(installed, disabled, level, words):
 
 
 def test_jupyter_itself_says_what_is_enabled(tmp_path, monkeypatch):
-    """In places that go before those of this environment."""
+    """The files are in directories that precede those of this environment."""
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path / "etc"))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share"))
     build = {"load": "static/entry.js", "extension": "./extension"}
@@ -395,7 +395,7 @@ def test_lines_have_level_area_text_and_remedy():
 
 
 def test_the_whole_on_this_machine(kiwi, sockets):
-    """Whatever this machine is, every area says something, and the code is that of its lines."""
+    """On any machine, every area prints something, and the exit code matches the lines."""
     result = kiwi("doctor", "--json")
     report = json.loads(result.out)
     areas = {finding["area"] for finding in report["findings"]}
@@ -532,5 +532,5 @@ def test_prints_the_files_that_administrators_install(kiwi, name, words):
     result = kiwi("doctor", "--print", name)
     assert result.code == 0
     assert words in result.out
-    assert "\nFit" not in result.out  # nothing was looked at
+    assert "\nFit" not in result.out  # nothing was checked
     assert "\nNot fit" not in result.out

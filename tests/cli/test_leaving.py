@@ -1,4 +1,4 @@
-"""A command that is told to end: once is enough, unless nobody heard it."""
+"""Tests of a command that is told to end: one signal suffices, unless it was lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began() -> None:
 
 def test_a_second_signal_counts_where_the_first_was_swallowed() -> None:
     def work() -> None:
-        with suppress(BaseException):  # as a callback from C does
+        with suppress(BaseException):  # like a callback from C
             told()
         told(signal.SIGHUP)
 

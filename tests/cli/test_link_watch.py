@@ -1,4 +1,4 @@
-"""The burst of ``kiwi run``, which the library in its program takes over."""
+"""Tests of the burst of ``kiwi run``, which the library in its program takes over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kiwi_core.states import MovedBy
 
 
 class SlowDaemon:
-    """A client whose daemon answers when it is let."""
+    """A client whose daemon answers when the test lets it."""
 
     def __init__(self) -> None:
         self.welcome = SimpleNamespace(session="k1")
@@ -51,7 +51,7 @@ def test_a_program_that_is_over_does_not_wait_for_a_daemon_that_is_busy() -> Non
     assert client.asked.wait(60)
     watch.stop()
     assert watchers(), "the daemon has not answered yet"
-    client.end_burst()  # as its caller does
+    client.end_burst()  # like its caller
     client.answers.set()
     gone()
     assert client.ended == [{}], "and it is ended once"

@@ -1,4 +1,4 @@
-"""``kiwi logs``: of a daemon that was started by itself."""
+"""Tests of ``kiwi logs`` for a daemon that was started automatically."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_follows_what_comes_also_when_the_log_is_begun_anew(spawn: Callable, 
     with log.open("a") as file:
         file.write("a new")
         file.flush()
-        time.sleep(0.6)  # so that it is looked at; a line that is not whole yet must not be shown
+        time.sleep(0.6)  # time to read the file; an incomplete line must not be shown
         file.write(" one\n")
     assert process.stdout.readline() == "a new one\n"
     log.write_text("begun anew\n")

@@ -1,4 +1,4 @@
-"""The command line on a real daemon with an emulated GPU: two programs that do not fit together."""
+"""Tests of the command line on a real daemon, with two programs that do not fit together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print("intact" if (back == data).all() else "CORRUPT", flush=True)
 
 @pytest.fixture
 def real_daemon(spawn, sockets):
-    """Ended by SIGTERM at the end, which must succeed."""
+    """Run a daemon, and end it by SIGTERM, which must succeed."""
     process = spawn("daemon", "--emulate", "1x256MiB", "--tq", "0.5", "--socket-dir", str(sockets))
     eventually(lambda: list(sockets.glob("*.sock")) or process.poll() is not None)
     assert process.poll() is None, finish(process).err
@@ -81,7 +81,7 @@ def _suspended(kiwi) -> set[str]:
 
 
 def _replayed(kiwi, journal: str) -> dict | None:
-    """Once the journal is written to its end, the scheduler decides again as it did."""
+    """Return the replay once the journal is complete: the scheduler must decide the same again."""
     result = kiwi("replay", journal, "--json")
     runs = json.loads(result.out)["runs"] if result.code == 0 else []
     return runs[0] if runs and len({span["session"] for span in runs[0]["held"]}) == 2 else None

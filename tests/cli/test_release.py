@@ -1,4 +1,4 @@
-"""``kiwi release`` on real daemons with emulated GPUs."""
+"""Tests of ``kiwi release`` on real daemons with emulated GPUs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def daemons(spawn: Spawn, sockets: Path) -> list[Path]:
 
 @contextmanager
 def session(path: Path) -> Iterator[tuple[str, Callable[[str], None]]]:
-    """Its id, and what makes it do something."""
+    """Yield the session's id, and a function that makes it run code."""
     with subprocess.Popen(
         [sys.executable, "-c", SESSION, str(path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ,

@@ -1,4 +1,4 @@
-"""``kiwi replay`` on journals that a scheduler wrote."""
+"""Tests of ``kiwi replay`` on journals that a scheduler wrote."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B = SessionId("a"), SessionId("b")
 
 
 class Recorder:
-    """A scheduler whose calls are written down, with a pager that always succeeds."""
+    """A scheduler whose calls are recorded, with a pager that always succeeds."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -57,7 +57,7 @@ class Recorder:
         return actions
 
     def move(self, at_s: float, actions: list) -> list:
-        """Two seconds later every page-out and page-in among ``actions`` has succeeded."""
+        """Report success of every page-out and page-in among ``actions``, two seconds later."""
         more = []
         for action in actions:
             if isinstance(action, (PageOut, PageIn)):
@@ -72,7 +72,8 @@ class Recorder:
 
 @pytest.fixture
 def journal(tmp_path) -> Path:
-    """a holds 60 GiB; b wants the GPU; a is suspended after its quantum, b ends, a goes on."""
+    """Session a holds 60 GiB; b wants the GPU; a is suspended after its quantum, b ends, a
+    continues."""
     path = tmp_path / "GPU-1.journal"
     recorder = Recorder(path)
     recorder.tell(100, ev.SessionJoined(session=A))

@@ -1,4 +1,5 @@
-"""``kiwi run``: waiting, the program's life, signals and exit codes, against a scripted daemon."""
+"""Tests of ``kiwi run`` against a scripted daemon: waits, the program's life, signals, exit
+codes."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def python(code: str) -> list[str]:
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """This machine has none, whatever it has: no daemon is started for real."""
+    """Hide this machine's GPU, so that no real daemon is started."""
     monkeypatch.setattr(run, "gpu_possible", lambda _env: False)
 
 
@@ -87,7 +88,7 @@ def test_waiting_is_told_in_a_log(spawn, scripted):
     process = spawn("run", "--", "true")
     (acquired,) = daemon.await_heard(Acquire)
     line = ""
-    while not line:  # nothing is said in the first moments
+    while not line:  # nothing is printed in the first moments
         daemon.peer.say(Waiting(burst=acquired.burst, position=2, ahead=1, holder="train.ipynb"))
         if select.select([process.stderr], [], [], 0.2)[0]:
             line = process.stderr.readline()
@@ -154,7 +155,7 @@ time.sleep(0.5)  # a second one would come now
 
 
 def test_ctrl_c_on_the_terminal_reaches_the_program_once(daemon):
-    """A real terminal: its Ctrl-C goes to the whole foreground group, and must not be doubled."""
+    """On a real terminal, Ctrl-C goes to the whole foreground group, and must not arrive twice."""
     command = [sys.executable, "-m", "kiwi_core.cli", "run", *python(INTERRUPTED_ONCE)]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -167,7 +168,7 @@ def test_ctrl_c_on_the_terminal_reaches_the_program_once(daemon):
             continue
         try:
             seen += os.read(terminal, 4096)
-        except OSError:  # EIO: everybody at the other end has left
+        except OSError:  # EIO: all processes at the other end have ended
             break
         if b"ready" in seen and not interrupted:
             os.write(terminal, b"\x03")
@@ -179,7 +180,7 @@ def test_ctrl_c_on_the_terminal_reaches_the_program_once(daemon):
 
 
 def test_programs_get_default_signals_and_no_inherited_blocks(spawn, daemon):
-    # Not Python: it ignores SIGPIPE by itself.
+    # Not Python, which ignores SIGPIPE by itself.
     result = finish(spawn("run", "--", "grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"))
     values = dict(line.split(":\t") for line in result.out.splitlines())
     ignored = int(values["SigIgn"], 16)
@@ -250,7 +251,7 @@ def test_the_program_sees_the_leased_gpu_and_knows_it_is_in_a_session(spawn, dae
 
 
 def test_an_index_becomes_the_uuid_of_the_gpu_that_is_leased(spawn, scripted):
-    """Its number may be another one for CUDA than for the daemons."""
+    """CUDA's number of the GPU may differ from the daemons' number."""
     scripted("GPU-1", index=1)
     scripted("GPU-2", index=0)
     program = spawn("run", *python(SHOW_ENVIRONMENT), env={"CUDA_VISIBLE_DEVICES": "1"})

@@ -1,4 +1,4 @@
-"""``kiwi simulate``: the table, the files, and what is said when something is wrong."""
+"""Tests of ``kiwi simulate``: the table, the files, and the errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kiwi = "Callable[..., Result]"
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """What a daemon with a quantum of 12 s would have written in half an hour."""
+    """Return the journal that a daemon with a quantum of 12 s writes in half an hour."""
     path = tmp_path / "GPU-secret.journal"
     header = JournalHeader(
         total_bytes=80 * GIB, tq_ns=12 * NS_PER_S, anti_thrash=AntiThrash.ALWAYS,
@@ -96,7 +96,8 @@ def test_a_journal_is_simulated_on_its_own_machine_and_settings(kiwi: Kiwi, jour
     assert told["results"][0]["tq_s"] == 12.0
     assert told["results"][0]["anti_thrash"] == "always"
     assert told["machine"]["host_budget_bytes"] == 300 * GIB
-    assert 6 < told["machine"]["out_gbps"] < 8.1  # as measured, what each move costs included
+    # as measured, including the fixed cost of each move
+    assert 6 < told["machine"]["out_gbps"] < 8.1
     assert 8 < told["machine"]["in_gbps"] < 12.1
     assert told["machine"]["swap_latency_s"] == 0.0
     other = ("--tq", "40", "--anti-thrash", "on", "--gbps", "50", "--host-memory", "1TiB")

@@ -1,4 +1,4 @@
-"""``kiwi status`` against scripted daemons: text, JSON, and live."""
+"""Tests of ``kiwi status`` against scripted daemons: text, JSON, and live."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_one_silent_daemon_does_not_hide_the_others(kiwi, scripted):
 
 @pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"q", 0)])
 def test_the_watched_picture_leaves_the_terminal_as_it_was(daemon, monkeypatch, key, code):
-    """On a real terminal: drawn on its other screen, which Ctrl-C or q closes again."""
+    """On a real terminal, the picture uses the other screen, which Ctrl-C or q closes again."""
     monkeypatch.setenv("TERM", "xterm")
     pid, terminal = pty.fork()
     if pid == 0:
@@ -314,7 +314,7 @@ def test_the_watched_picture_leaves_the_terminal_as_it_was(daemon, monkeypatch, 
             continue
         try:
             seen += os.read(terminal, 65536)
-        except OSError:  # EIO: it has left
+        except OSError:  # EIO: it has ended
             break
         if b"Ctrl-C leaves" in seen and b"Test GPU" in seen and not interrupted:
             assert not termios.tcgetattr(terminal)[3] & termios.ECHO, "keys are not shown"

@@ -1,4 +1,4 @@
-"""``kiwi stop`` on real daemons with emulated GPUs."""
+"""Tests of ``kiwi stop`` on real daemons with emulated GPUs."""
 
 from __future__ import annotations
 

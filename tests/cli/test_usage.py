@@ -1,4 +1,4 @@
-"""``kiwi usage``: what it asks for, and how it is told to people and programs."""
+"""Tests of what ``kiwi usage`` requests, and how it shows it to people and programs."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kiwi_core.client import Client
-from tests.client.scripted_daemon import ScriptedDaemon, eventually
+from tests.client.scripted_daemon import ScriptedDaemon, client_threads, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ def daemon(tmp_path: Path) -> Iterator[ScriptedDaemon]:
 
 @pytest.fixture
 def make_client(daemon: ScriptedDaemon) -> Iterator[Callable[..., Client]]:
-    """Makes clients of ``daemon``; closes them at the end, and no thread may be left."""
+    """Make clients of ``daemon``, and close them after the test; no thread may be left."""
     made: list[Client] = []
 
     def make(**options: object) -> Client:
@@ -35,7 +34,7 @@ def make_client(daemon: ScriptedDaemon) -> Iterator[Callable[..., Client]]:
     yield make
     for client in made:
         client.close()
-    eventually(lambda: not [t for t in threading.enumerate() if t.name == "kiwi-client"])
+    eventually(lambda: client_threads() == 0)
 
 
 @pytest.fixture

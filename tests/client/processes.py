@@ -1,4 +1,4 @@
-"""Client programs in processes of their own: what signals, forks and freezing do to them."""
+"""Client programs in their own processes, for tests of signals, forks and freezing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ path = Path(sys.argv[1])
 
 @contextmanager
 def program(source: str, *args: object) -> Iterator[subprocess.Popen[str]]:
-    """Runs ``source`` after the prelude; killed at the end if it has not ended."""
+    """Run ``source`` after the prelude, and kill it at the end if it has not ended."""
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + source, *map(str, args)],
         cwd=ROOT,

@@ -1,7 +1,7 @@
-"""A daemon for the client's tests: real socket, real protocol, and a script for what it does.
+"""A daemon for the client's tests: a real socket, the real protocol, and scripted answers.
 
-Unscripted it grants at once and answers everything. It checks each client's messages with the
-protocol's own legality, so that a client that speaks out of turn fails the test.
+Without a script it grants at once and answers everything. It checks each client's messages against
+the protocol's rules, so that a client that speaks out of turn fails the test.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""For conditions that come within milliseconds unless the machine is very busy."""
+"""Limit for conditions that take milliseconds unless the machine is very busy."""
 
 
 def eventually(condition: Callable[[], T]) -> T:
-    """The first true value of ``condition``; fails after a generous time."""
+    """Return the first true value of ``condition``; fail after a generous time."""
     until_s = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         assert time.monotonic() < until_s, "this never came true"
@@ -149,7 +149,7 @@ class ScriptedDaemon:
         self._spawn(lambda listener=self._listener: self._accept(listener))
 
     def stop(self) -> None:
-        """Like kill -9: all connections end, the socket's file stays and refuses."""
+        """Stop as after kill -9: all connections end, and the socket's file stays and refuses."""
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
@@ -179,7 +179,7 @@ class ScriptedDaemon:
     # --- what it does -----------------------------------------------------------------------------
 
     def obey(self, peer: Peer, message: ClientMessage) -> None:
-        """The default script."""
+        """Answer by the default script."""
         answer = self.answer(message)
         if answer is not None:
             peer.say(answer)
@@ -220,7 +220,7 @@ class ScriptedDaemon:
                 return None
 
     def history(self, since: int) -> HistoryReport:
-        """Two changes of one entry, each in a message of its own: it ends between the two."""
+        """Return two changes of one entry, each in its own message: it ends between the two."""
         last = min(since + 1, 2)
         entry = HistoryEntry(
             id=1,
@@ -251,12 +251,33 @@ class ScriptedDaemon:
 
     @property
     def peer(self) -> Peer:
-        """The latest connection."""
+        """Return the latest connection."""
         return self.peers[-1]
 
     def heard(self, kind: type[T]) -> list[T]:
-        """All messages of a kind, over all connections, in order."""
+        """Return all messages of a kind, over all connections, in order."""
         return [m for peer in self.peers for m in list(peer.heard) if isinstance(m, kind)]
 
     def await_heard(self, kind: type[T], count: int = 1) -> list[T]:
         return eventually(lambda: len(found := self.heard(kind)) >= count and found) or []
+
+
+def answering(daemon: ScriptedDaemon, kind: type, *answers: object) -> None:
+    """Answer ``kind`` with ``answers`` (bytes as they are), and the rest as usual."""
+
+    def script(peer: Peer, message: object) -> None:
+        if not isinstance(message, kind):
+            daemon.obey(peer, message)  # type: ignore[arg-type]
+            return
+        for answer in answers:
+            if isinstance(answer, bytes):
+                peer.say_bytes(answer)
+            else:
+                peer.say(answer)  # type: ignore[arg-type]
+
+    daemon.script = script
+
+
+def client_threads() -> int:
+    """Return how many threads of clients run in this process."""
+    return sum(thread.name == "kiwi-client" for thread in threading.enumerate())

@@ -1,4 +1,4 @@
-"""Starting a daemon where there is none: once, in a safe place, with a reason when it fails."""
+"""Tests of starting a daemon if there is none: once, in a safe place, with a reason if it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.client.scripted_daemon import PATIENCE_S, ScriptedDaemon, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A whole daemon process: says where it is, what it was given, and answers hellos.
+# A whole daemon process: it prints where it is and what it was given, and answers hellos.
 DAEMON = """
 import os, sys, time
 from pathlib import Path
@@ -59,7 +59,7 @@ def _pids(directory: Path) -> list[int]:
 
 
 def _alive(pid: int) -> bool:
-    """Whether it runs: an orphan may stay a zombie where nobody reaps."""
+    """Return whether it runs; without a reaper, an orphan may stay a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Which sockets are there, and which of them can be trusted."""
+"""Tests of which sockets exist, and which of them can be trusted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ FULL = Error(code="too-many-connections", message="Full.", remedy="Wait.", fatal
 
 
 def full_daemon(path: Path) -> ScriptedDaemon:
-    """A daemon that has no place for anybody."""
+    """Return a daemon that refuses every connection."""
     daemon = ScriptedDaemon(path)
     daemon.script = lambda peer, _message: peer.say(FULL)
     daemon.start()
@@ -142,7 +142,7 @@ while True:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_what_answers_must_be_ours_though_its_socket_looks_so(tmp_path: Path) -> None:
-    """As if the directory had been exchanged between the look and the connection."""
+    """The directory may be exchanged between the check and the connection."""
     path = Path(tempfile.mkdtemp(prefix="kw-", dir="/tmp")) / f"{A}.sock"
     os.chown(path.parent, 12345, 12345)
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which GPU a program is placed on: from made-up statuses, and beside real daemons of two GPUs."""
+"""Tests of which GPU a program is placed on, from made-up statuses and beside real daemons."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def watching(daemon: Daemon, index: int) -> Client:
 
 
 def test_eight_programs_that_start_at_once_spread(daemon: Daemon) -> None:
-    """Each asks from a process of its own, as servers of different users do."""
+    """Each asks from its own process, as the servers of different users do."""
     script = (
         "import sys; from pathlib import Path;"
         "from kiwi_core.client import discover, gpu_placement;"
@@ -189,7 +189,7 @@ def test_one_gpu_is_no_choice(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_hangs_holds_up_nobody(daemon: Daemon) -> None:
-    """It takes the connection and says nothing, as one does that stands still."""
+    """It accepts the connection and sends nothing, like a stopped daemon."""
     path = daemon.directory / "GPU-zzz.sock"
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))

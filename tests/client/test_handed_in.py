@@ -1,4 +1,4 @@
-"""The socket directory in a container with a user namespace of its own."""
+"""Tests of the socket directory in a container with its own user namespace."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount 
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    """The directory of a daemon that root runs outside."""
+    """Return the directory of a daemon that root runs outside."""
     top = Path(tempfile.mkdtemp(prefix="kw-", dir="/tmp"))
     top.chmod(0o755)
     directory = top / "outside" / "s"
@@ -107,7 +107,7 @@ def test_another_mount_is_not(source: Path, mount: str) -> None:
 
 
 def test_who_sees_all_users_trusts_no_mount(source: Path) -> None:
-    """On the machine itself the overflow uid is a user like others."""
+    """On the machine itself, the overflow uid is a user like others."""
     os.chown(source / "GPU-a.sock", NOBODY, NOBODY)
     os.chown(source, NOBODY, NOBODY)
     inside = seen(source, "ro", "none")

@@ -1,4 +1,4 @@
-"""The client is in every kernel: what importing it costs."""
+"""Tests of what importing the client costs every kernel."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_the_package_alone_is_next_to_nothing() -> None:
 
 
 def test_importing_loads_few_modules() -> None:
-    """In a kernel, which has the standard library's usual modules in already. The client's one
-    dependency is not counted. Each module costs about a millisecond."""
+    """Only the standard library's usual modules are loaded before, as in a kernel. The client's one
+    dependency does not count. Each module costs about a millisecond."""
     kernel = (
         "import dataclasses, enum, pathlib, select, socket, struct, threading, weakref, msgspec"
     )

@@ -1,7 +1,7 @@
-"""An interrupt at each single place of the client's code, one after the other.
+"""Tests of an interrupt at each single place of the client's code.
 
-The interpreter runs signal handlers when a function begins and when a call into C has returned;
-these are also the places where a profiler is called, which may raise just as a handler would.
+The interpreter runs signal handlers when a function begins and when a call into C has returned. It
+calls a profiler at the same places, so a profiler that raises acts like a signal handler.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CLIENTS_CODE = kiwi_core.client.__path__[0]
 
 @contextmanager
 def interrupt_at(place: int) -> Iterator[list[bool]]:
-    """``KeyboardInterrupt`` at the ``place``-th one of the client's code that this thread comes
-    by; what is yielded holds something once it was raised."""
+    """Raise ``KeyboardInterrupt`` at the ``place``-th place of the client's code that this thread
+    passes; the yielded list is filled once it was raised."""
     struck: list[bool] = []
     left = place
 
@@ -39,7 +39,7 @@ def interrupt_at(place: int) -> Iterator[list[bool]]:
             left -= 1
             if left < 0:
                 struck.append(True)
-                raise KeyboardInterrupt  # and the interpreter takes the profiler away
+                raise KeyboardInterrupt  # the interpreter removes the profiler
 
     before = sys.getprofile()
     sys.setprofile(look)
@@ -58,7 +58,8 @@ def _is_clients(frame: FrameType | None) -> bool:
 
 
 def each_place(act: Callable[[], object]) -> Iterator[int]:
-    """Interrupts ``act`` at its first place, then at its second, until it ends in peace."""
+    """Interrupt ``act`` at its first place, then at its second, until it ends without an
+    interrupt."""
     for place in range(10_000):
         with interrupt_at(place) as struck:
             act()
@@ -70,7 +71,8 @@ def each_place(act: Callable[[], object]) -> Iterator[int]:
 
 
 def test_a_burst_and_questions(daemon: ScriptedDaemon, client: Client) -> None:
-    """Whatever was cut short: the same connection, and each question gets its own answer."""
+    """Whatever was interrupted, the connection is the same, and each question gets its own
+    answer."""
 
     def act() -> None:
         client.acquire()
@@ -91,8 +93,8 @@ def test_a_burst_and_questions(daemon: ScriptedDaemon, client: Client) -> None:
 
 
 def test_a_wait(daemon: ScriptedDaemon, client: Client) -> None:
-    """The place in the queue is free afterwards, or was never taken: also when the interrupt
-    comes while the wait is given up already."""
+    """The place in the queue is free afterwards or was never taken, also when the interrupt comes
+    while the wait is already being cancelled."""
     daemon.grants = False
     looks = 0
 
@@ -124,7 +126,7 @@ def test_a_wait(daemon: ScriptedDaemon, client: Client) -> None:
 def test_what_was_left_unsaid_or_unheard_is_made_good_by_the_clients_own_thread(
     daemon: ScriptedDaemon, client: Client
 ) -> None:
-    """Another thread's questions are answered although who read the answer was interrupted."""
+    """Another thread's questions are answered although the reading thread was interrupted."""
     for _ in each_place(lambda: client.ping(PATIENCE_S)):
         asked = threading.Thread(target=client.status, args=(PATIENCE_S,))
         asked.start()

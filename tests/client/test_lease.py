@@ -1,4 +1,4 @@
-"""Asking for the GPU: at once, after a wait, given up, ended."""
+"""Tests of asking for the GPU: granted at once, after a wait, cancelled, ended."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_fifty_threads_share_one_client(daemon: ScriptedDaemon, client: Client) 
                     try:
                         bursts.append(client.acquire().burst)
                         break
-                    except CallerError:  # another thread's turn
+                    except CallerError:  # it is another thread's turn
                         time.sleep(0.001)
                 client.end_burst(burst=bursts[-1])
         except BaseException as error:  # noqa: BLE001

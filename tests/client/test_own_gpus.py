@@ -1,4 +1,4 @@
-"""Which of a machine's GPUs belong to this process, on trees that look like a machine's."""
+"""Tests of which of a machine's GPUs belong to this process, on made-up trees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GPU Excluded:\t No
 
 
 class Machine:
-    """A tree with ``proc`` and ``dev``, which ``own_gpus`` takes for the machine's."""
+    """A tree with ``proc`` and ``dev``, which ``own_gpus`` reads as the machine's."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,7 +55,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def daemons(tmp_path: Path) -> Iterator[Path]:
-    """Daemons of two GPUs, whose names sort the other way round than their indices."""
+    """Daemons of two GPUs, whose names sort in the reverse order of their indices."""
     directory = tmp_path / "sockets"
     directory.mkdir()
     made = [

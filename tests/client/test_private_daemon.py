@@ -1,4 +1,4 @@
-"""A daemon of one's own ends with whoever started it, however that ends."""
+"""Tests that a private daemon ends with the process that started it, however that ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ else:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Paths of sockets are short."""
+    """Return a short directory, because socket paths are limited."""
     with tempfile.TemporaryDirectory(prefix="kw-") as path:
         yield Path(path)
 

@@ -1,4 +1,4 @@
-"""Signals, forks and freezing, each in a real process."""
+"""Tests of signals, forks and freezing, each in a real process."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ client.close()
 
 
 def test_a_storm_of_interrupts_leaves_the_client_healthy(daemon: ScriptedDaemon) -> None:
-    """Interrupts at every place of the code, while another thread asks things. The connection
-    lives through all of them, and the fixture checks that no message was out of order."""
+    """Interrupts come everywhere while another thread asks questions. The connection survives, and
+    the fixture checks that no message was out of order."""
     with program(STORM, daemon.path) as process:
         assert line(process) == "ready"
         assert line(process) == "interrupts True asked True"
@@ -250,7 +250,7 @@ client.close()
 
 
 def test_a_frozen_process_misses_nothing(daemon: ScriptedDaemon) -> None:
-    """Frozen for longer than any of its limits, while the answers lie in its socket."""
+    """It is frozen for longer than any of its limits, while the answers are in its socket."""
     daemon.grants = False
     held: list[tuple[Peer, Ping]] = []
 
@@ -266,7 +266,7 @@ def test_a_frozen_process_misses_nothing(daemon: ScriptedDaemon) -> None:
         eventually(lambda: held)
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: is_stopped(process.pid))
-        frozen_until_s = time.monotonic() + 4.0  # the one wait that is the matter itself
+        frozen_until_s = time.monotonic() + 4.0  # the only fixed wait, which the test is about
         eventually(lambda: time.monotonic() > frozen_until_s)
         daemon.obey(*held[0])
         daemon.peer.say(Granted(burst=1, quantum_s=1.0))

@@ -1,5 +1,4 @@
-"""A daemon that somebody's program has started ends when nobody needs it, and comes back when
-somebody does."""
+"""Tests that a daemon started by a program ends when it is unused, and comes back when needed."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UNUSED_AFTER_S = 4.0
-"""Long enough for a client to come back to the daemon that it has just found, and for a test to
-look at it."""
+"""Long enough for a client to return to the daemon that it has just found, and for a test to read
+the status."""
 
 ENDS_WITHIN_S = 60.0
-"""On a busy machine; a daemon with nobody to bring back ends within a second."""
+"""Limit on a busy machine; a daemon without sessions ends within a second."""
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -59,7 +58,7 @@ def supervisors(directory: Path) -> list[psutil.Process]:
 
 
 def serve(directory: Path) -> Path:
-    """Start the daemons, by themselves. Return a socket, once both serve."""
+    """Start the daemons without a test's help; return a socket once both serve."""
     autostart(directory)
     wait_until(lambda: len(discover(directory)) == 2, "both daemons serve", ENDS_WITHIN_S)
     return discover(directory)[0]
@@ -83,7 +82,7 @@ def test_it_ends_and_the_next_one_starts_at_once(sockets: Path) -> None:
 
 
 def test_a_session_on_one_gpu_keeps_all_daemons(sockets: Path) -> None:
-    """Whoever wants the other GPU starts none while one answers."""
+    """A client that wants the other GPU starts no daemon while one answers."""
     path = serve(sockets)
     (supervisor,) = supervisors(sockets)
     program = subprocess.Popen(
@@ -93,7 +92,7 @@ def test_a_session_on_one_gpu_keeps_all_daemons(sockets: Path) -> None:
     assert program.stdin is not None
     assert program.stdout is not None
     assert program.stdout.readline() == "joined\n"
-    # A stopped program is a session still, whoever looks, and whether it can answer or not.
+    # A stopped program is still a session, whether it can answer or not.
     program.send_signal(signal.SIGSTOP)
     with pytest.raises(AssertionError):
         wait_until(lambda: has_ended(sockets), "the daemons end", 4 * UNUSED_AFTER_S)
@@ -131,7 +130,7 @@ def test_one_that_looks_keeps_it(sockets: Path) -> None:
 def test_whoever_comes_at_the_end_finds_a_daemon(
     sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Programs come at all moments of a daemon's last second; each gets a connection that lasts,
+    """Programs come at all moments of a daemon's last second. Each gets a connection that lasts,
     and no two daemons serve one GPU."""
     monkeypatch.setenv(ENV_DAEMON_ARGS, "--emulate 1x64MiB --end-unused-after 0.1")
     failures: list[BaseException] = []
@@ -154,7 +153,7 @@ def test_whoever_comes_at_the_end_finds_a_daemon(
 
 
 def meet(sockets: Path) -> None:
-    """Come when the daemon is about to end: as a program does, try, start one, and try again."""
+    """Come when the daemon is about to end: try, start one, and try again, as a program does."""
     for _ in range(10):
         for path in discover(sockets) or autostart(sockets):
             client = Client(path, role=Role.OBSERVER, reconnect=False)

@@ -1,8 +1,8 @@
-"""The same tests on the emulated driver and, with ``-m gpu``, on a real GPU; on both also with the
-in-process pager preloaded, which must make no difference.
+"""Fixtures: the emulated driver and, with ``-m gpu``, a real GPU, each also with the pager
+preloaded.
 
 The tests state what a driver does, and use nothing that only the emulator has: a difference is a
-bug of the emulator. On a real GPU the processes see the first device; sizes stay modest, no managed
+bug of the emulator. On a real GPU the processes see the first device. Sizes stay modest, no managed
 memory is used, and the GPU is never reset.
 """
 

@@ -1,4 +1,4 @@
-"""The checkpoint API as the daemon uses it, from another process and by pid."""
+"""Tests of the checkpoint API as the daemon uses it, from another process and by pid."""
 
 from __future__ import annotations
 

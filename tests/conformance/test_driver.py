@@ -1,4 +1,5 @@
-"""The driver's answers about devices, memory, streams, events, contexts and virtual memory."""
+"""Tests of the driver's answers about devices, memory, streams, events, contexts, virtual
+memory."""
 
 from __future__ import annotations
 

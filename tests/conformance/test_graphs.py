@@ -1,4 +1,4 @@
-"""Stream capture and CUDA graphs: what is captured, what replays, what invalidates a capture."""
+"""Tests of stream capture and CUDA graphs: what is captured, replayed, and invalidated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Behaviour of a driver towards programs that it holds: the cases that a real GPU can decide.
+"""Tests of a driver's behaviour towards programs that it holds, as far as a real GPU can decide.
 
-The emulated driver answers as its profile says. On a real GPU a test passes on each answer that
-other people have seen, or that is kinder, and fails on any other. ``benchmarks/gpu/manners.py`` has
-more cases.
+The emulated driver answers as its profile says. On a real GPU a test passes on each answer that was
+seen elsewhere or is kinder, and fails on any other. ``benchmarks/gpu/manners.py`` has more cases.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ def test_no_less_comes_back_than_nvml_said(machine, controller, target):
 
 def test_contexts_and_streams_cost_memory(machine, controller, target):
     """A context costs memory on every GPU. The driver may serve a stream from memory that it
-    already has; a stream gives none back before the context ends."""
+    already has, and a stream returns none before the context ends."""
     before = controller.get("device_used()")
     second = machine.worker()
     wait_until(lambda: controller.get("device_used()") - before >= MIB, "its context costs")
@@ -196,8 +195,8 @@ ck(driver.cuMemUnmap(at, size))
 
 
 def test_unmapping_is_not_a_way_to_wait(machine, target):
-    """Work that uses the memory may be under way when the call returns: the work then fails, or was
-    done. A program that unmaps memory must synchronise first."""
+    """Work that uses the memory may still run when the call returns: it then fails, or was done. A
+    program that unmaps memory must synchronise first."""
     target.do(UNMAP_UNDER_WORK)
     answers = (OK, "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED")
     assert target.get("name_of(driver.cuCtxSynchronize)") in answers
@@ -205,7 +204,7 @@ def test_unmapping_is_not_a_way_to_wait(machine, target):
 
 @pytest.mark.parametrize(("move", "after"), [("Checkpoint", 2), ("Restore", 1)])
 def test_a_controller_that_is_killed_in_mid_move(machine, controller, target, move, after):
-    """The operation is completed, and its result stays until another caller goes on: after a
+    """The operation is completed, and its result stays until another caller continues: after a
     restore the target is locked. (The controller has no context: killing it harms no GPU.)"""
     target.do("big = alloc(256 * MIB)")
     controller.do(f"checkpoint_of({target.pid}).lock()")

@@ -1,4 +1,4 @@
-"""Kiwi's own narrow functions for a process that uses a GPU itself, on both drivers."""
+"""Tests of Kiwi's own narrow functions for a process that uses a GPU, on both drivers."""
 
 from __future__ import annotations
 

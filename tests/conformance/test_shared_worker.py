@@ -1,4 +1,4 @@
-"""One crash or one hang of the program that tests share costs one test."""
+"""Tests that a crash or hang of the program that tests share costs one test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU is named by its index, its UUID, or the beginning of its UUID."""
+"""Tests that a GPU is named by its index, its UUID, or the beginning of its UUID."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The narrow functions on the emulated driver and NVML, each in a process of its own."""
+"""Tests of the narrow functions on the emulated driver and NVML, each in its own process."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_how_hard_a_gpu_works(machine: Machine) -> None:
 
 
 def test_gauges_that_a_gpu_does_not_have_are_unknown(machine: Machine) -> None:
-    """As on many laptops, and with MIG."""
+    """Many laptops have none, nor has MIG."""
     observer = machine.observer()
     observer.do(
         "import pynvml\n"

@@ -1,4 +1,4 @@
-"""Memory limits, on made-up /proc and /sys trees."""
+"""Tests of memory limits, with made-up /proc and /sys trees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT_V1 = "31 24 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 
 
 class Machine:
-    """RAM of 64 GiB, 48 available."""
+    """RAM of 64 GiB, 48 of them available."""
 
     def __init__(self, root: Path, mountinfo: str) -> None:
         self.root = root
@@ -125,8 +125,8 @@ def test_groups_outside_of_our_view_are_left_out(v2: Machine) -> None:
 
 
 def daemons_container(root: Path, tree_at: str) -> Machine:
-    """A container with a cgroup namespace of its own, and the machine's whole tree: its own mount
-    shows the group ``kubepods/pod-a/own``."""
+    """Make a container with its own cgroup namespace, and the machine's whole tree. The container's
+    own mount shows the group ``kubepods/pod-a/own``."""
     inside = "30 24 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n"
     whole = f"40 24 0:26 {tree_at} /host/cgroup ro - cgroup2 cgroup2 rw\n"
     machine = Machine(root, inside + whole)
@@ -188,7 +188,7 @@ def test_this_machine() -> None:
 
 
 def test_what_cannot_be_read_for_want_of_descriptors_is_not_taken_for_nothing() -> None:
-    """No limit, and no memory at all, would both be wrong."""
+    """Neither "no limit" nor "no memory" would be right."""
     with no_descriptor_left(), pytest.raises(GpuError, match="Too many open files"):
         host.host_memory()
 

@@ -1,4 +1,4 @@
-"""Process identity and trees, on real processes."""
+"""Tests of process identity and process trees, with real processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLEEPER = "import time; print('up', flush=True); time.sleep(1000)"
 
 @contextmanager
 def python(code: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """A process that has printed a line."""
+    """Start a process, and yield it once it has printed a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
@@ -83,7 +83,7 @@ def test_a_reference_names_one_process_and_dies_with_it() -> None:
         assert not processes.alive(ProcessRef(ref.pid, ref.start_ticks + 1)), "a reused pid"
         assert processes.owner_uid(ref.pid) == os.getuid()
         process.kill()
-        wait(lambda: not processes.alive(ref))  # not reaped yet: a zombie counts as gone
+        wait(lambda: not processes.alive(ref))  # not reaped yet: a zombie counts as ended
         assert processes.ref_of(process.pid) is None
     assert processes.ref_of(process.pid) is None
     assert processes.owner_uid(process.pid) is None

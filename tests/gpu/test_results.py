@@ -1,4 +1,4 @@
-"""Every failure has a code, a sentence and, where there is one, a remedy."""
+"""Tests that every failure has a code, a sentence and, if there is one, a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of jupyterhub_config.py: each can be loaded, and installs the options page."""
+"""Tests that each example of jupyterhub_config.py loads, and installs the options page."""
 
 from __future__ import annotations
 

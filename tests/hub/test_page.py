@@ -1,4 +1,4 @@
-"""The hub's options page: what it shows, and where it puts a server."""
+"""Tests of the hub's options page: what it shows, and where it starts a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AWAY, UNKNOWN = hub.Place("kn3", "<kn3>", None), hub.Place("kn4", "kn4", math.in
 
 
 class Form(HTMLParser):
-    """Reads a page: for each choice its value, its words, and whether it is checked or disabled."""
+    """Read each choice of a page: its value, its words, and whether it is checked or disabled."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_the_page_says_so_if_the_waits_are_not_known() -> None:
 
     page = hub.OptionsPage(fails, hub.on_slurm_node)
     assert "not known now (FileNotFoundError)" in asyncio.run(page.form(spawner()))
-    asyncio.run(page.before_spawn(spawner()))  # with no choice nobody is asked
+    asyncio.run(page.before_spawn(spawner()))  # without a choice, nothing is queried
 
 
 def test_many_readers_ask_once() -> None:

@@ -1,4 +1,4 @@
-"""Where the hub gets the waits from: daemons, Slurm, metrics."""
+"""Tests of the sources of the hub's waits: daemons, Slurm, metrics."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_the_gpus_of_this_machine(tmp_path: Path) -> None:
         daemon.start()
     try:
         found = hub.waits_of_this_machine(tmp_path)
-        unknown = hub.Place("GPU-1", "GPU 0 (Test GPU)", math.inf)  # scripted daemons do not say
+        # scripted daemons do not tell their wait
+        unknown = hub.Place("GPU-1", "GPU 0 (Test GPU)", math.inf)
         assert found == [unknown] * 2
         daemons[1].stop()
         assert len(hub.waits_of_this_machine(tmp_path)) == 1
@@ -67,7 +68,7 @@ def test_the_gpus_of_this_machine(tmp_path: Path) -> None:
 
 @contextmanager
 def metrics(text: str) -> Iterator[str]:
-    """A server of metrics; yields its address."""
+    """Run a server of metrics, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

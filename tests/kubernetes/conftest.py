@@ -1,4 +1,4 @@
-"""A node: real daemons of two emulated GPUs, a fake kubelet, and the real device plugin."""
+"""Fixtures: real daemons of two emulated GPUs, a fake kubelet, and the real device plugin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def daemons() -> Iterator[Daemon]:
-    """Daemons of two GPUs, for all tests of a module."""
+    """Run daemons of two GPUs for all tests of a module."""
     with (
         pytest.MonkeyPatch.context() as patch,
         nothing_left(patch),
@@ -35,7 +35,7 @@ def daemons() -> Iterator[Daemon]:
 
 @pytest.fixture
 def daemon(daemons: Daemon) -> Daemon:
-    """The same, started again if a test has killed them."""
+    """Return the daemons, started again if a test has killed them."""
     assert daemons.process is not None
     if daemons.process.poll() is not None:
         daemons.start()
@@ -44,7 +44,7 @@ def daemon(daemons: Daemon) -> Daemon:
 
 @pytest.fixture
 def node(daemon: Daemon) -> Iterator[Node]:
-    """A new node, whose directories have short paths (Unix sockets have a limit)."""
+    """Make a new node, whose directories have short paths (Unix sockets have a limit)."""
     root = Path(tempfile.mkdtemp(prefix="node-"))
     with running_node(root, daemon.directory) as node:
         yield node
@@ -53,7 +53,8 @@ def node(daemon: Daemon) -> Iterator[Node]:
 
 
 def forget_pods(node: Node) -> None:
-    """The daemons would expect the programs of this test's pods in the next test."""
+    """Make the daemons forget this test's pods, whose programs they would expect in the next
+    test."""
     for kubelet in node.kubelets:
         for place in kubelet.used:
             gpu_placement.expect(node.sockets / f"{place.split('::')[0]}.sock", place, 0)
@@ -61,7 +62,7 @@ def forget_pods(node: Node) -> None:
 
 @pytest.fixture
 def ready(node: Node) -> tuple[FakeKubelet, Plugin]:
-    """A kubelet that knows the healthy places of a plugin."""
+    """Return a kubelet that knows the healthy places of a plugin, and the plugin."""
     kubelet, plugin = node.start_kubelet(), node.start_plugin()
     kubelet.wait_healthy(2 * REPLICAS)
     return kubelet, plugin

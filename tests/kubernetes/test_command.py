@@ -1,4 +1,4 @@
-"""``kiwi device-plugin`` as a command: its options, and the packages that it needs."""
+"""Tests of the command ``kiwi device-plugin``: its options, and the packages that it needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def test_without_the_extra_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name in ``sys.modules`` without a module is what Python takes for a missing one."""
+    """Python takes a name in ``sys.modules`` without a module for a missing module."""
     for name in ("grpc", "yaml"):
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["device-plugin"]) == 1

@@ -1,4 +1,4 @@
-"""The feature file that makes the label, by a clock of the test."""
+"""Tests of the feature file that makes the node's label, with a test's clock."""
 
 from __future__ import annotations
 

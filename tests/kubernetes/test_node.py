@@ -1,4 +1,4 @@
-"""The device plugin on a node: registration, places, what pods get, and what may break."""
+"""Tests of the device plugin on a node: registration, places, what pods get, and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def uuid(daemon: Daemon, index: int) -> str:
 
 @pytest.fixture
 def busy(daemon: Daemon) -> Iterator[str]:
-    """GPU 0, which a program uses. Return its UUID."""
+    """Let a program use GPU 0; return its UUID."""
     with Client(daemon.directory / f"{uuid(daemon, 0)}.sock", name="busy") as client:
         client.connect()
         client.acquire(timeout_s=PATIENCE_S)
@@ -63,7 +63,7 @@ def test_a_pod_gets_a_gpu_and_the_sockets(daemon: Daemon, node: Node, ready: Rea
     assert node.socket().stat().st_mode & 0o777 == 0o700
     assert plugin.terminate() == 0
     assert not node.socket().exists()
-    assert (node.cdi_dir / "kiwi.json").exists()  # pods that run may be started again
+    assert (node.cdi_dir / "kiwi.json").exists()  # running pods may be started again
 
 
 def test_pods_spread_over_idle_gpus(daemon: Daemon, ready: Ready) -> None:
@@ -118,7 +118,7 @@ def test_garbage_on_its_socket_does_no_harm(node: Node, ready: Ready) -> None:
 
 
 def test_a_kubelet_that_restarts_gets_a_new_registration(node: Node, ready: Ready) -> None:
-    """The second time the plugin's socket survives, as one does that was made just afterwards."""
+    """The second time the plugin's socket survives, like one that was made just afterwards."""
     kubelet, _ = ready
     for clears in (True, False):
         kubelet.stop()
@@ -201,7 +201,7 @@ def test_a_plugin_after_one_that_was_killed(node: Node, ready: Ready) -> None:
     kubelet.wait_healthy(0)
     node.start_plugin()
     kubelet.wait_healthy(2 * REPLICAS)
-    assert set(kubelet.lists) == {2 * REPLICAS}  # none in which the places are gone
+    assert set(kubelet.lists) == {2 * REPLICAS}  # in no list were the places missing
 
 
 def test_a_directory_that_cannot_be_trusted_is_named(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Which places a container gets, from made-up statuses."""
+"""Tests of which places a container gets, with made-up statuses."""
 
 from __future__ import annotations
 

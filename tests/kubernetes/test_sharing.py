@@ -1,4 +1,4 @@
-"""The configuration file of NVIDIA's device plugin, and what Kiwi offers by it."""
+"""Tests of the configuration file of NVIDIA's device plugin, and of what Kiwi offers from it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_node_offers_what_the_file_says(node: Node) -> None:
 
 
 def test_several_places_are_one_gpu_where_the_file_allows_them(node: Node) -> None:
-    """NVIDIA allows it unless ``failRequestsGreaterThanOne`` is set. A program shares one GPU."""
+    """NVIDIA allows this unless ``failRequestsGreaterThanOne`` is set. A program shares one GPU."""
     kubelet = node.start_kubelet()
     node.start_plugin("--config", str(write(node.root, TIME_SLICING)))
     kubelet.wait_healthy(6)

@@ -1,4 +1,4 @@
-"""Which GPUs are offered: silent daemons, MPS, MIG; by a clock and a ``/proc`` of the test."""
+"""Tests of which GPUs are offered: silent daemons, MPS, MIG; with a test's clock and ``/proc``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def watch(tmp_path: Path, clock: Clock) -> Watch:
 def test_a_daemon_has_a_moment_to_come_back(watch: Watch, clock: Clock) -> None:
     watch.take([A, B])
     assert watch.why_not == {"GPU-0": "", "GPU-1": ""}
-    clock.now_s += 10 * GRACE_S  # another daemon hung
+    clock.now_s += 10 * GRACE_S  # another daemon hangs
     watch.take([A])
     clock.now_s += GRACE_S - 0.1
     watch.take([A])
@@ -82,7 +82,7 @@ def test_each_change_is_told_once(watch: Watch, clock: Clock) -> None:
         for news in ([A], [A, B]):
             waiting = asyncio.ensure_future(anext_of(changes))
             await asyncio.sleep(0)
-            assert not waiting.done()  # also before the first look: an empty list is not said
+            assert not waiting.done()  # before the first look no empty list is sent
             watch.take(news)
             told.append(await waiting)
             watch.take(news)
@@ -95,7 +95,7 @@ def test_each_change_is_told_once(watch: Watch, clock: Clock) -> None:
 
 
 def test_a_real_daemon_of_a_gpu_with_mig(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon's own words are understood."""
+    """The plugin understands the daemon's own text."""
     with nothing_left(monkeypatch), running_daemon("1x256MiB") as daemon:
         emulator.set_manner(daemon.state_path, "mig")
         killed = daemon.kill_child()

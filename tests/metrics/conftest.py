@@ -1,4 +1,4 @@
-"""Puts this folder and the scheduler's tests on the path: ``world`` and ``simulation`` drive real
+"""Put this folder and the scheduler's tests on the path: ``world`` and ``simulation`` drive real
 schedulers."""
 
 from __future__ import annotations

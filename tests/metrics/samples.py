@@ -1,4 +1,4 @@
-"""What a daemon might have counted, and scrapes as numbers."""
+"""Made-up counts of a daemon, and scrapes as numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRAPE_TIMEOUT_S = 30.0
 
 
 def metrics(uuid: str = "GPU-a", index: int = 0, **changed: Any) -> GpuMetrics:
-    """Every number another one, so that none can be taken for another."""
+    """Return metrics with different numbers everywhere, so that none can be taken for another."""
     fields: dict[str, Any] = {
         "uuid": uuid, "index": index, "name": "NVIDIA H100", "emulated": False,
         "driver_version": "580.65", "daemon_version": "0.1.0", "uptime_s": 86400.5,
@@ -62,7 +62,7 @@ class Scrape:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
 
     def __call__(self, name: str, **labels: str) -> float:
-        """The one sample of ``name`` that has these labels."""
+        """Return the one sample of ``name`` that has these labels."""
         found = [
             sample.value
             for family in self.families.values()

@@ -1,5 +1,5 @@
-"""The Grafana dashboard asks for metrics and labels that exist, and has the shape that Grafana
-takes."""
+"""Tests that the Grafana dashboard uses existing metrics and labels, and a form that Grafana
+accepts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCRAPED_WITH = {"instance", "job"}
 
 @pytest.fixture(scope="module")
 def exposed() -> dict[str, set[str]]:
-    """Labels by the name of each sample."""
+    """Return the labels by the name of each sample."""
     registry = CollectorRegistry()
     registry.register(KiwiCollector(lambda: [reading()]))
     scraped = Scrape(prometheus_client.generate_latest(registry).decode())
@@ -129,9 +129,9 @@ def test_the_choices_above_are_there() -> None:
 
 
 def test_the_whole_can_be_imported() -> None:
-    assert BOARD["schemaVersion"] >= 39  # Grafana 11 and newer; older ones are migrated by it
+    assert BOARD["schemaVersion"] >= 39  # Grafana 11 and newer, which migrates older ones
     assert re.fullmatch(r"[a-z0-9-]{1,40}", BOARD["uid"])
-    assert BOARD.get("id") is None  # a number would be another dashboard's there
+    assert BOARD.get("id") is None  # a number could be another dashboard's
     assert BOARD["title"].startswith("Kiwi")
     assert {"time", "refresh", "templating", "annotations"} <= set(BOARD)
 

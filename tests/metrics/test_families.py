@@ -1,4 +1,4 @@
-"""The exposition: names, units, labels, and each number in its place."""
+"""Tests of the exposition: names, units, labels, and each number in its place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def exposed(*readings: GpuReading) -> Scrape:
 
 @pytest.fixture(scope="module")
 def both() -> Scrape:
-    """Of one GPU whose daemon answers and one whose does not."""
+    """Return the scrape of one GPU whose daemon answers and one whose daemon does not."""
     return exposed(away(), reading())
 
 
@@ -78,7 +78,7 @@ def test_labels_are_few_and_name_nobody(both: Scrape) -> None:
 
 
 def test_a_gpu_has_a_bounded_number_of_series() -> None:
-    """With everything in it that can be, but the few codes of errors."""
+    """With every label that there can be, except the few codes of errors."""
     refusals = [
         {"operation": operation, "reason": reason, "count": 1}
         for operation in OPERATIONS
@@ -95,7 +95,7 @@ def test_a_gpu_has_a_bounded_number_of_series() -> None:
 
 
 def test_the_strict_parser_of_openmetrics_takes_it() -> None:
-    """It checks buckets, counts, suffixes and duplicates."""
+    """The parser checks buckets, counts, suffixes and duplicates."""
     registry = CollectorRegistry()
     registry.register(KiwiCollector(lambda: [reading(), away()]))
     text = openmetrics.generate_latest(registry).decode()
@@ -181,7 +181,7 @@ def test_every_family_and_every_field_is_among_them() -> None:
 
 
 def other(value: object) -> object:
-    """One of the same kind that is not the same."""
+    """Return another value of the same kind."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)) and not hasattr(value, "value"):

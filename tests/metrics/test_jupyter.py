@@ -1,4 +1,4 @@
-"""The metrics on a Jupyter Server's own ``/metrics``."""
+"""Tests of the metrics on a Jupyter Server's own ``/metrics``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    """Like the default one, which describes what it is given."""
+    """Return a registry that, like the default one, describes what it is given."""
     return CollectorRegistry(auto_describe=True)
 
 

@@ -1,4 +1,4 @@
-"""The listener: daemons that answer, hang or are away, and ports that cannot be had."""
+"""Tests of the listener: daemons that answer, hang or are away, and unavailable ports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def listening() -> Iterator[Open]:
-    """Starts listeners on free ports; all are closed."""
+    """Start listeners on free ports, and close them after the test."""
     made: list[MetricsListener] = []
 
     def start(
@@ -112,10 +112,10 @@ def test_daemons_that_hang_or_are_away_are_down_and_do_not_hold_up_the_scrape(
     hanging = socket.socket(socket.AF_UNIX)
     with hanging:
         hanging.bind(str(tmp_path / "0.sock"))
-        hanging.listen()  # connections are made, and nobody ever answers
+        hanging.listen()  # connections are made, and nothing ever answers
         places = [GpuPlace(f"GPU-{n}", n, tmp_path / f"{n}.sock") for n in range(3)]
         (tmp_path / "2.sock").write_text("no socket at all")
-        seen = scrape(listening(places=places).url)  # which has a limit of its own
+        seen = scrape(listening(places=places).url)  # the scrape has its own limit
     for number in range(3):
         assert seen("kiwi_up", gpu=f"GPU-{number}", index=str(number)) == 0
     assert seen.names() == {"kiwi_up"}

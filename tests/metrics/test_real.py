@@ -1,4 +1,4 @@
-"""Real daemons on emulated GPUs with real sessions, scraped over HTTP."""
+"""Tests of real daemons on emulated GPUs with real sessions, scraped over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(180)
 
 ROUNDING_S = 1e-6
-"""Sums of the same numbers, in different order."""
+"""Tolerance for sums of the same numbers in different order."""
 
 
 def url_of(daemon: Daemon) -> str:
@@ -34,7 +34,7 @@ def url_of(daemon: Daemon) -> str:
 
 
 def until(daemon: Daemon, condition: Callable[[Scrape], Any], what: str) -> Scrape:
-    """The first scrape of which ``condition`` is true."""
+    """Return the first scrape that satisfies ``condition``."""
     last: list[Scrape] = []
 
     def look() -> Scrape | None:
@@ -81,7 +81,7 @@ def test_two_sessions_that_do_not_fit_together() -> None:
             "both have left",
         )
         waits = "kiwi_lease_wait_seconds_count"
-        # Two takes and two bursts were asked for and granted.
+        # Two takes and two bursts were requested and granted.
         assert after("kiwi_lease_grants_total", after="request") == 4
         assert after(waits, after="request") == 4
         assert after(waits, after="suspension") == after(

@@ -1,4 +1,4 @@
-"""What is counted is what the scheduler did: compared with its own books after every event."""
+"""Tests that the counters agree with the scheduler's own books after every event."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Books:
     overdue: int = 0
     ops: dict[OpId, Operation] = field(default_factory=dict)
     sessions: dict[SessionId, Session] = field(default_factory=dict)
-    """Everybody who ever was: their times are final once they have left."""
+    """All sessions that ever existed; their times are final once they have left."""
 
 
 class Counted(Simulation):
-    """A simulation in which every event is counted, too, and all is compared after each."""
+    """A simulation in which every event is also counted, and all is compared after each."""
 
     tally: Tally
     books: Books
@@ -77,7 +77,7 @@ class Counted(Simulation):
                     self.books.ops[action.op] = action
                 elif isinstance(action, Grant) and action.session in scheduler.holders:
                     which = (action.session, action.burst)
-                    if which not in ran:  # else it is only said again
+                    if which not in ran:  # otherwise it is only reported again
                         found_again = isinstance(event, ev.SessionJoined)
                         queued_ns, begun = queued.get(which, (now_ns, found_again))
                         self.books.waits_ns[begun].append(now_ns - queued_ns)
@@ -107,7 +107,8 @@ class Counted(Simulation):
         del books.ops[action.op]
 
     def _moved(self, session: SessionId, event: ev.PagedOut | ev.PagedIn) -> int:
-        """A page-out tells all that is out by then: what was out before does not count again."""
+        """A page-out reports all bytes that are out by then; those that were out before do not
+        count."""
         before_bytes = self.books.out_bytes.pop(session, 0)
         if isinstance(event, ev.PagedIn):
             return event.moved_bytes
@@ -146,7 +147,7 @@ def test_every_number_is_the_schedulers(seed: int) -> None:
 
 
 def test_the_simulations_have_everything_in_them() -> None:
-    """Or the test above would prove little."""
+    """Otherwise the test above would prove little."""
     seen = [Counted(seed) for seed in range(24)]
     for world in seen:
         world.run(400)
@@ -163,7 +164,7 @@ def test_the_simulations_have_everything_in_them() -> None:
 
 
 class Told:
-    """``World`` with a tally beside its scheduler."""
+    """``World`` with counters beside its scheduler."""
 
     def __init__(self, line: str) -> None:
         self.world = World(line)
@@ -195,7 +196,7 @@ def in_seconds(waits: Waits) -> tuple[int, float]:
 
 
 def test_the_timeline() -> None:
-    """Two that do not fit together; the second waits for the first one's quantum and a swap."""
+    """Two do not fit together; the second waits for the first one's quantum and a swap."""
     told = Told("gpu 10 tq=30")
     told.do(0, "a joins; b joins; memory")
     told.do(0, "a asks 1")
@@ -313,7 +314,7 @@ def test_operations_are_called_as_the_protocol_says() -> None:
 
 
 def test_the_rest_of_a_page_out_that_was_cut_short_is_counted_once() -> None:
-    """Each report has all that is out by then."""
+    """Each report has all bytes that are out by then."""
     told = Told("gpu 10")
     told.do(0, "a joins; b joins; memory")
     told.do(1, "memory a=8 owned=a; a releases")

@@ -1,4 +1,4 @@
-"""Workers that make driver calls: they hang, are killed, cannot start, end with their daemon."""
+"""Tests of workers that make driver calls: they hang, are killed, fail to start, and end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kiwi_core.movers.pool import Movers
 from kiwi_core.units import MIB
 
 HANGS_S = 1.0
-"""A limit for a call that will hang; others get ``LONG_S``."""
+"""Limit for a call that will hang; others get ``LONG_S``."""
 LONG_S = 60.0
 
 
@@ -247,7 +247,7 @@ DAEMON = """
 
 
 def test_no_worker_outlives_its_daemon(world: World) -> None:
-    """Not even one in the middle of a call that hangs."""
+    """This includes a worker in the middle of a call that hangs."""
     program = world.program()
     world.faults.set("hang", pid=program.pid, operation="lock")
     daemon = subprocess.Popen(
@@ -266,7 +266,7 @@ def test_no_worker_outlives_its_daemon(world: World) -> None:
 
 
 def test_a_worker_inherits_no_descriptor_but_its_own(world: World) -> None:
-    """Not even one that programs which the test process starts would inherit."""
+    """This includes a descriptor that other programs of the test process would inherit."""
     mine = os.open(world.path, os.O_RDWR)
     os.set_inheritable(mine, True)
     place = socket.socket(socket.AF_UNIX)
@@ -277,7 +277,7 @@ def test_a_worker_inherits_no_descriptor_but_its_own(world: World) -> None:
     for pid in movers.pids:
         names = {}
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile: its worker is at work
+            with suppress(FileNotFoundError):  # closed meanwhile: its worker is busy
                 names[link.name] = os.readlink(link)
         assert str(mine) not in names or names[str(mine)] != str(world.path)
         assert name not in names.values()

@@ -1,4 +1,5 @@
-"""Programs of users on the emulated driver, in an environment that has no Kiwi (.venvs/clients)."""
+"""Fixtures: users' programs on the emulated driver, in an environment without Kiwi
+(.venvs/clients)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CLIENTS = ROOT / ".venvs" / "clients" / "bin" / "python"
 
 @pytest.fixture(scope="session")
 def client_python() -> str:
-    """The Python that imports numba-cuda; the one that runs the tests has no numba."""
+    """Return the Python that imports numba-cuda; the one that runs the tests has no numba."""
     if not CLIENTS.exists():
         pytest.fail(f"There is no {CLIENTS.relative_to(ROOT)}: make setup makes it.", pytrace=False)
     return str(CLIENTS)
@@ -33,28 +34,29 @@ def client_python() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def libraries() -> emulator.Libraries:
-    """Built once beforehand, both: nobody shall wait for a compiler within a test."""
+    """Build both libraries first, so that no test waits for a compiler."""
     preload.library()
     return emulator.build()
 
 
 @pytest.fixture(autouse=True)
 def private_tmp(libraries: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Temporary files of the test go here; it leaves neither files nor processes."""
+    """Put the test's temporary files here, and check that it leaves neither files nor processes."""
     with nothing_left(monkeypatch) as directory:
         yield directory
 
 
 @pytest.fixture
 def stack(private_tmp: Path) -> Iterator[ExitStack]:
-    """Ends what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
+    """End what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def emulated_gpu(private_tmp: Path, libraries: emulator.Libraries) -> Iterator[dict[str, str]]:
-    """The environment of a program that has an emulated GPU of 512 MiB to itself, without Kiwi."""
+    """Return the environment of a program that has an emulated GPU of 512 MiB alone, without
+    Kiwi."""
     with tempfile.TemporaryDirectory() as directory:
         state = Path(directory) / "gpu"
         emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
@@ -63,14 +65,14 @@ def emulated_gpu(private_tmp: Path, libraries: emulator.Libraries) -> Iterator[d
 
 @pytest.fixture(params=BOTH, ids=str)
 def pager(request: pytest.FixtureRequest) -> PagerUnderTest:
-    """Whoever asks for it runs twice: the driver's checkpoint moves, then the library."""
+    """Run a test twice: the driver's checkpoint moves memory, then the library does."""
     found: PagerUnderTest = request.param
     return found
 
 
 @pytest.fixture
 def make_daemon(stack: ExitStack, pager: PagerUnderTest) -> Callable[..., Daemon]:
-    """``make_daemon("1x256MiB", "--tq", "1")``: a running ``kiwi daemon``."""
+    """``make_daemon("1x256MiB", "--tq", "1")`` returns a running ``kiwi daemon``."""
 
     def make(sizes: str, *args: str) -> Daemon:
         return stack.enter_context(running_daemon(sizes, *args, pager=pager))
@@ -80,7 +82,7 @@ def make_daemon(stack: ExitStack, pager: PagerUnderTest) -> Callable[..., Daemon
 
 @pytest.fixture
 def start(stack: ExitStack, client_python: str) -> Callable[..., ClientProgram]:
-    """``start(daemon, "first", "numba_program.py", 60, 1)``: ``kiwi run -- python …``."""
+    """``start(daemon, "first", "numba_program.py", 60, 1)`` runs ``kiwi run -- python …``."""
 
     def start(daemon: Daemon, name: str, script: str, *args: object) -> ClientProgram:
         path = Path(__file__).with_name(script)

@@ -1,4 +1,4 @@
-"""Runs tests that numba-cuda ships, and writes how each ended as one line of JSON.
+"""Run tests that numba-cuda ships, and print how each ended as one line of JSON.
 
     numba_own_tests.py MODULE…      modules of numba.cuda.tests.cudadrv
 

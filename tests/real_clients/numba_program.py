@@ -1,10 +1,10 @@
-"""A program as a user of numba-cuda writes it: works on arrays in the GPU until its input ends.
+"""A program of a user of numba-cuda: it works on arrays in the GPU until its input ends.
 
     numba_program.py SIZE_MIB SEED
 
 Each array in the GPU has a twin in the host's memory that goes through the same steps, and each
-step checks what it fetches. A line on the input asks something; a line of JSON answers it. Nothing
-here knows of Kiwi, and the environment that it runs in does not have it.
+step checks what it fetches. A line on the input is a question; a line of JSON is the answer. The
+program knows nothing of Kiwi, and its environment does not have it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numba.cuda.cudadrv.driver import device_memset
 MIB = 1 << 20
 ARRAYS = 6
 PARTS = 16
-"""Each array is that many parts; one step works on a part of some arrays."""
+"""Number of parts of each array; one step works on a part of some arrays."""
 
 WORD = np.uint32
 
@@ -43,8 +43,8 @@ class Work:
         return self.random.integers(0, 1 << 32, count, dtype=WORD)
 
     def step(self) -> None:
-        """Host to device on one stream, then device to device, a fill and back on another one that
-        waits for its event; and an allocation that comes and goes."""
+        """Copy from host to device on one stream, then device to device, fill and copy back on
+        another stream that waits for its event; also allocate and free."""
         (a, into), (b, part_of_b), (c, cleared) = (self.any_part() for _ in range(3))
         byte = int(self.random.integers(256))
         filled = np.full(self.words, byte * 0x01010101, WORD)
@@ -82,7 +82,7 @@ class Work:
     # --- questions --------------------------------------------------------------------------------
 
     def sums(self) -> dict[str, object]:
-        """The checksums of all arrays as the GPU has them, and as they must be."""
+        """Return the checksums of all arrays in the GPU, and the right ones."""
         return {
             "rounds": self.rounds,
             "gpu": [digest(array.copy_to_host()) for array in self.arrays],
@@ -90,7 +90,7 @@ class Work:
         }
 
     def spoilt_sums(self) -> dict[str, object]:
-        """Change one byte of the last array in the GPU, and only there; the checksums then."""
+        """Change one byte of the last array in the GPU only; return the checksums."""
         byte = self.arrays[-1].view(np.uint8)[5:6]
         byte.copy_to_device(byte.copy_to_host() ^ np.uint8(1))
         return self.sums()

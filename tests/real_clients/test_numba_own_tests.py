@@ -1,7 +1,8 @@
-"""numba-cuda's own tests of arrays, memory, streams, events and contexts, on the emulated driver.
+"""Run numba-cuda's own tests of arrays, memory, streams, events and contexts on the emulated
+driver.
 
-They are the package's, unmodified. None of them may fail but for what the emulated driver is known
-not to have, which README.md ("What runs without a GPU") tells users.
+The tests are the unmodified ones of the package. They may fail only for what the emulated driver
+does not have, which README.md ("What runs without a GPU") tells users.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ MODULES = """
     test_events test_host_alloc test_managed_alloc test_pinned test_profiler test_reset_device
     test_select_device test_cuda_driver.TestCudaDriver.test_cuda_driver_basic
 """.split()
-"""Those of numba.cuda.tests.cudadrv that need no kernel, but for single tests. Two are left out
-that start a dozen interpreters one after the other (test_init, test_detect)."""
+"""The modules of numba.cuda.tests.cudadrv that need no kernel, except for single tests. Two that
+start a dozen interpreters one after the other are omitted (test_init, test_detect)."""
 
 MANY = 120
-"""At least so many must pass: 147 do with numba-cuda 0.30.4."""
+"""The least number of passed tests: 147 pass with numba-cuda 0.30.4."""
 
 REFUSED = {
     "CUDA_ERROR_INVALID_IMAGE": "the code of a kernel",
     "Call to cuMemAllocManaged results in CUDA_ERROR_NOT_SUPPORTED": "managed memory",
     "Call to cuProfilerStart results in CUDA_ERROR_NOT_SUPPORTED": "the profiler",
 }
-"""What a failure may say, and what the emulated driver refuses then."""
+"""Text of an allowed failure, and what the emulated driver refuses then."""
 
 NOT_INSTALLED = {
     "libnvrtc": "the compiler of kernels, 450 MB",
     "No module named 'cupy'": "another package",
 }
-"""What a failure may say, and what the environment lacks then."""
+"""Text of an allowed failure, and what the environment lacks then."""
 
 SCRIPT = Path(__file__).with_name("numba_own_tests.py")
 
@@ -57,7 +58,7 @@ def test_numba_alone_with_the_emulated_driver(
 
 
 def test_numba_with_the_library_that_owns_its_memory(client_python: str, stack: ExitStack) -> None:
-    """The library stands between numba-cuda and the driver in each call."""
+    """The library is between numba-cuda and the driver in each call."""
     daemon = stack.enter_context(running_daemon("1x512MiB", pager=IN_PROCESS))
     kiwi = [sys.executable, "-m", "kiwi_core.cli", "run", "--require", "--"]
     command = [*kiwi, client_python, str(SCRIPT), *MODULES]

@@ -1,4 +1,4 @@
-"""Two programs with numba-cuda that do not fit together, swapped in the middle of their work."""
+"""Tests of two programs with numba-cuda that do not fit together and are swapped at any point."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 GPU_MIB = 80
 EACH_MIB = 48
 SWAPS = 3
-"""How often each program is found moved out; each time its bytes are checked afterwards."""
+"""How often each program must be out; its bytes are checked after each time."""
 
 PROGRAM = "numba_program.py"
 
@@ -30,8 +30,8 @@ PROGRAM = "numba_program.py"
 def test_two_programs_are_swapped_in_the_middle_of_their_work(
     make_daemon: Callable[..., Daemon], start: Callable[..., ClientProgram], pager: PagerUnderTest
 ) -> None:
-    """Neither ever pauses: each time one has the GPU, the other was stopped in mid-burst. The
-    checksums are asked for while it is out, so they are the first thing it does when it is back."""
+    """Neither pauses: each time one has the GPU, the other was stopped in mid-burst. The test asks
+    for the checksums while the program is out, so that it computes them first when it is back."""
     daemon = make_daemon(f"1x{GPU_MIB}MiB", "--tq", "0.3")
     pair = [start(daemon, name, PROGRAM, EACH_MIB, seed) for seed, name in enumerate(("A", "B"))]
     for program in pair:
@@ -58,7 +58,7 @@ def test_two_programs_are_swapped_in_the_middle_of_their_work(
 
 
 def _wait_until_out(program: ClientProgram, pager: PagerUnderTest) -> None:
-    """By the daemon's status and by the driver's own books."""
+    """Wait by the daemon's status and the driver's own books."""
 
     def out(status: GpuStatus) -> bool:
         (session,) = (s for s in status.sessions if s.name == program.name)

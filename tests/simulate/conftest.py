@@ -1,4 +1,4 @@
-"""Small traces and an exact machine: what a test writes is what matters to it."""
+"""Fixtures: small traces and an exact machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kiwi_core.units import GIB, NS_PER_MS
 
 @pytest.fixture
 def exact() -> SimulatedMachine:
-    """Moves 10 GiB a second plus 100 ms, always; looks take no time."""
+    """Return a machine that always moves 10 GiB/s after 100 ms, and whose looks take no time."""
     return SimulatedMachine(
         out_bytes_per_s=10.0 * GIB,
         in_bytes_per_s=10.0 * GIB,

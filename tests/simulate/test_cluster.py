@@ -1,4 +1,4 @@
-"""Clusters: who chooses the node and GPU of a session that comes."""
+"""Tests of clusters: which node and GPU a new session gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The simulator itself: arithmetic by hand, conservation, the same again from the same seed."""
+"""Tests of the simulator: arithmetic by hand, conservation, and the same result from the same
+seed."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def test_one_cell_alone_waits_for_nothing(exact: SimulatedMachine) -> None:
 def test_who_leaves_makes_room(
     exact: SimulatedMachine, leaves_s: float | None, wait_s: float, swaps: int
 ) -> None:
-    """A is done after 10 s, B asks after 11. A that leaves in the middle of its move out is gone at
-    the end of that."""
+    """A is done after 10 s, B asks after 11. If A leaves during its page-out, it ends when that is
+    done."""
     first = session("a", cell(10.0), leaves_s=leaves_s)
     measures = run(trace(first, session("b", cell(10.0), starts_s=11.0)), exact)
     assert seconds(measures.wait_ns) == [0.0, wait_s]
@@ -90,8 +91,8 @@ def test_two_jobs_that_do_not_fit_take_turns(exact: SimulatedMachine) -> None:
 
 
 def test_the_quantum_is_at_least_a_round_trip(exact: SimulatedMachine) -> None:
-    """At 1 GiB/s a round trip of 60 GiB is over two minutes: nobody is stopped after 30 s again
-    once that is known."""
+    """At 1 GiB/s a round trip of 60 GiB takes over two minutes: once that is known, nobody is
+    stopped after 30 s again."""
     slow = replace(exact, out_bytes_per_s=1.0 * GIB, in_bytes_per_s=1.0 * GIB)
     work = trace(session("a", cell(100.0)), session("b", cell(110.0), starts_s=1.0))
     measures = run(work, slow)
@@ -101,8 +102,8 @@ def test_the_quantum_is_at_least_a_round_trip(exact: SimulatedMachine) -> None:
 
 
 def test_two_that_fit_share_the_time(exact: SimulatedMachine) -> None:
-    """B's first cell may need all, so A is moved out (2.1 s) and comes back with its own next
-    one. Then both are known and ask at 100 s: they run at once, at half speed each."""
+    """B's first cell may need everything, so A is moved out (2.1 s) and comes back with its own
+    next cell. Then both are known and ask at 100 s: they run at once, at half speed each."""
     warm = [cell(1.0, gib=20.0) for _ in range(4)]
     back, last = cell(1.0, gib=20.0, think_s=60.0), cell(10.0, gib=20.0, think_s=32.9)
     work = trace(
@@ -117,7 +118,7 @@ def test_two_that_fit_share_the_time(exact: SimulatedMachine) -> None:
 
 
 def test_the_end_of_a_burst_waits_for_the_look_at_its_memory(exact: SimulatedMachine) -> None:
-    """As in the daemon: the next one begins only when it is known what this one has taken."""
+    """As in the daemon, the next one begins only when it is known what this one has taken."""
     work = trace(session("a", cell(10.0, gib=30.0)), session("b", cell(1.0), starts_s=1.0))
     quick = run(work, exact)
     late = run(work, replace(exact, look_ns=NS_PER_S))
@@ -151,13 +152,13 @@ def test_all_that_was_asked_is_given(mix: str) -> None:
 
 
 def conserved(work: Trace, measures: Measures) -> None:
-    """To a few nanoseconds per event: that is what rounding times up may add."""
+    """Compare to a few nanoseconds per event, which rounding of times may add."""
     asked_ns = sum(s.gpu_ns for s in work.sessions) - measures.killed_work_ns
     rounding_ns = 20 * measures.events
     assert measures.given_ns == pytest.approx(asked_ns, abs=rounding_ns)
     assert measures.busy_ns <= measures.given_ns + rounding_ns
     assert measures.busy_ns <= measures.wanted_ns + rounding_ns
-    # The makespan ends with the last cell that came to its end; a killed one may have gone on.
+    # The makespan ends with the last cell that finished; a killed one may have run on.
     killed_ns = sum(s.gpu_ns for s in work.sessions) if measures.killed else 0
     assert measures.wanted_ns <= measures.makespan_ns + killed_ns + rounding_ns
     assert measures.cells + measures.killed == work.cells
@@ -184,7 +185,7 @@ def test_faults_happen_and_nothing_is_lost_by_them() -> None:
 
 
 class Bounded(Simulation):
-    """Holds every wait against round robin's stated bound."""
+    """Check every wait against round robin's stated bound."""
 
     longest_share = 0.0
 
@@ -214,7 +215,7 @@ def test_round_robins_bound_holds(mix: str, gbps: int) -> None:
     machine = SimulatedMachine(out_bytes_per_s=gbps * 1e9, in_bytes_per_s=gbps * 1e9)
     simulation = Bounded(generate(mix, hours=1.0, seed=1), machine, RR, seed=1)
     simulation.run()
-    assert simulation.longest_share > 0.3  # it is worth holding anything against it
+    assert simulation.longest_share > 0.3  # otherwise the comparison proves little
 
 
 cells = st.builds(

@@ -1,4 +1,4 @@
-"""Traces as files, and journals as traces."""
+"""Tests of traces as files, and of journals as traces."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def recorded(
 
 @pytest.mark.parametrize("mix", ["6+2", "heavy", "small"])
 def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
-    """Whatever waited for whom and ran beside whom: the work comes out as it went in."""
+    """The work is the same afterwards, whatever waited or ran beside it."""
     work = generate(mix, hours=0.5, seed=2)
     again = trace_of(recorded(work, replace(SimulatedMachine(), look_ns=0)))
     assert again.total_bytes == work.total_bytes
@@ -158,8 +158,8 @@ def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
 
 @pytest.mark.parametrize("mix", ["6+2", "heavy", "small"])
 def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
-    """What really came of it is what the simulation has measured, cell by cell (the last one is
-    left out, see below)."""
+    """The waits in the journal are those that the simulation measured, cell by cell. The last one
+    is omitted; see below."""
     work, machine = generate(mix, hours=0.5, seed=2), replace(SimulatedMachine(), look_ns=0)
     entries: list[JournalHeader | JournalEntry] = [HEADER]
     simulation = Simulation(
@@ -172,7 +172,7 @@ def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
     again, told = read(entries)
     assert told.users == [session.id for session in again.sessions]
     assert (told.swaps, told.swapped_bytes) == (measured.swaps, measured.swapped_bytes)
-    assert measured.suspensions - told.suspensions in (0, 1)  # one may be under way at the end
+    assert measured.suspensions - told.suspensions in (0, 1)  # one may be in progress at the end
     by_start = sorted(range(len(work.sessions)), key=lambda n: work.sessions[n].starts_ns)
     for ours, theirs in enumerate(by_start):
         for name in ("wait_ns", "response_ns"):
@@ -191,7 +191,7 @@ def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
 
 
 def the_same_work(work: Trace, again: Trace) -> None:
-    """The last cell of all is left out: a simulation ends with it, before the journal says so."""
+    """The last cell is omitted, because a simulation ends with it, before the journal says so."""
     by_start = sorted(work.sessions, key=lambda s: s.starts_ns)
     assert len(again.sessions) == len(by_start)
     for mine, theirs in zip(by_start, again.sessions, strict=True):
@@ -278,7 +278,7 @@ def test_a_refusal_lets_it_run_on_and_a_stop_does_not_count() -> None:
     story.at(13, ev.SuspendRefused(op=OpId(1), reason=Reason.LOCK_TIMEOUT))
     story.at(14, ev.DeadlinePassed(), out)
     story.at(16, ev.PagedOut(op=OpId(2), moved_bytes=700 * MIB, elapsed_ns=NS_PER_S))
-    story.at(17, holds(A, 0))  # it is out: that says nothing
+    story.at(17, holds(A, 0))  # the session is out, so this tells nothing
     story.at(30, ev.DeadlinePassed(), gets(A)).at(34, ev.BurstEnded(session=A, burst=1))
     assert story.sessions() == [[(1.0, 2.0 + 1.0 + 4.0, 700)]]
 
@@ -338,7 +338,7 @@ def test_a_daemon_that_is_started_again_goes_on_with_the_same_sessions() -> None
     story.at(8, ev.SessionJoined(session=B)).at(10, ev.DeadlinePassed(), gets(A))
     story.at(12, ev.BurstEnded(session=A, burst=1)).at(13, asks(B), gets(B))
     story.at(14, ev.BurstEnded(session=B, burst=1))
-    # A: 4 s until the last word of the first daemon, 2 s under the second. B thought from 5 to 66.
+    # A: 4 s until the last record of the first daemon, 2 s under the second. B thinks from 5 to 66.
     assert story.sessions() == [[(1.0, 6.0, 1)], [(61.0, 1.0, 0)]]
 
 

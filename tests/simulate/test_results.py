@@ -1,4 +1,4 @@
-"""Figures, fleets of GPUs, and the picture."""
+"""Tests of figures, fleets of GPUs, and the picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kiwi_core.units import GIB, NS_PER_S, seconds_to_ns
 
 
 def measured(*cells: tuple[str, float, float, float]) -> Measures:
-    """Cells as (user, GPU, wait, response), in seconds."""
+    """Make measures from cells: user, GPU, wait and response, in seconds."""
     measures = Measures([user for user, *_ in cells])
     for number, (_, gpu_s, wait_s, response_s) in enumerate(cells):
         measures.cell(

@@ -1,4 +1,4 @@
-"""Slurm's two plugins of Kiwi, in a Lua interpreter, with tables as Slurm hands them in."""
+"""Tests of Kiwi's two plugins for Slurm, in a Lua interpreter with tables like Slurm's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEED_MB = 81920 + 8192
 
 
 class Slurm:
-    """A Lua interpreter with the global ``slurm``, and a plugin in it."""
+    """A Lua interpreter with the global ``slurm`` and a plugin."""
 
     def __init__(self, plugin: str) -> None:
         self._lua = lupa.LuaRuntime()

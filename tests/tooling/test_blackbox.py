@@ -1,4 +1,4 @@
-"""The black-box tests know no more than a user, and the page on security names who holds what."""
+"""Tests that the black-box tests know no more than a user, and of the page on security."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER_SIDE = {
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names that the module imports, but for those that only type checkers see."""
+    """Return the top-level names that the module imports, except those for type checkers only."""
     found: set[str] = set()
     for node in ast.walk(without_typing(ast.parse(path.read_text()), path.stem)):
         if isinstance(node, ast.Import):
@@ -45,7 +45,7 @@ def is_left_out(node: ast.stmt, module: str) -> bool:
 
 
 def reached(path: Path) -> set[Path]:
-    """The module, and those of the tests' own that it imports, however indirectly."""
+    """Return the module, and the tests' own modules that it imports directly or indirectly."""
     found, todo = set(), [path]
     while todo:
         one = todo.pop()
@@ -63,7 +63,7 @@ def test_black_box_tests_import_nothing_of_kiwi(path: Path) -> None:
 
 
 def parties() -> list[str]:
-    """The lines of the table of what each party can do."""
+    """Return the lines of the table of what each party can do."""
     _, _, rest = PAGE.partition("## What each party can do")
     table, _, _ = rest.partition("\n## ")
     _, _, *rows = [line for line in table.splitlines() if line.startswith("|")]

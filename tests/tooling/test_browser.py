@@ -1,4 +1,4 @@
-"""Which browser the tests take, and what they say without one."""
+"""Tests of which browser the tests use, and what they say without one."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_the_one_that_is_named_goes_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [{}, {"KIWI_CHROMIUM": "/no/such/browser"}], ids=str)
 def test_none_is_an_error_with_a_remedy(tmp_path: Path, named: dict[str, str]) -> None:
-    """Not a skip, on no machine: nobody would notice that nothing is tested."""
+    """A skip would hide that nothing is tested."""
     with pytest.raises(NoChromiumError, match="apt-get install chromium"):
         find_chromium({"PATH": str(tmp_path), **named})

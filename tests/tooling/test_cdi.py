@@ -1,6 +1,9 @@
-"""The CDI device that ``kiwi doctor --print cdi`` prints, against the rules of the Container Device
-Interface 0.5.0 (SPEC.md of cncf-tags/container-device-interface), as far as the file uses them.
-``make cluster`` gives it to a real container engine."""
+"""Tests of the CDI device that ``kiwi doctor --print cdi`` prints.
+
+It is checked against the rules of the Container Device Interface 0.5.0 (SPEC.md of
+cncf-tags/container-device-interface), as far as the file uses them. ``make cluster`` gives it to a
+real container engine.
+"""
 
 from __future__ import annotations
 

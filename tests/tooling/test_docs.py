@@ -1,4 +1,4 @@
-"""The documentation says what the code does: settings, commands, files, links and examples."""
+"""Tests that the documentation matches the code: settings, commands, files, links, examples."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_every_metric_is_in_the_table() -> None:
 
 
 def variables() -> Iterator[str]:
-    """Environment variables that the code names."""
+    """Yield the environment variables that the code names."""
     sources = [
         p for top in ("kiwi_core", "kiwi_jupyter", "packaging") for p in (ROOT / top).rglob("*")
     ]
@@ -183,7 +183,7 @@ def test_the_glossary_has_every_state_and_every_word_once() -> None:
 
 
 def areas() -> set[str]:
-    """What ``kiwi doctor`` calls the things that it looks at."""
+    """Return the names of what ``kiwi doctor`` examines."""
     found = set()
     folder = ROOT / "kiwi_core/cli"
     for path in [*(folder / "checks").glob("*.py"), folder / "doctor.py"]:
@@ -213,7 +213,7 @@ def test_every_magic_is_explained_and_no_other() -> None:
 
 
 def lab_sources() -> str:
-    """Everything that can put words on JupyterLab's screen, without line breaks in strings."""
+    """Return all sources of texts on JupyterLab's screen, without line breaks in strings."""
     found = [*(ROOT / "labextension/src").rglob("*.ts*"), ROOT / "labextension/schema/plugin.json"]
     found += (ROOT / "kiwi_jupyter/server_ext").glob("*.py")
     found += [ROOT / "kiwi_core/client/autostart.py", ROOT / "kiwi_core/daemon/roster/notices.py"]
@@ -221,14 +221,14 @@ def lab_sources() -> str:
 
 
 def said_on_screen() -> list[str]:
-    """What the page on JupyterLab quotes: it stands in bold there."""
+    """Return the texts that the page on JupyterLab quotes, which are bold there."""
     return re.findall(r"\*\*(.+?)\*\*", page("jupyterlab.md").replace("\n", " "))
 
 
 def test_words_of_the_sidebar_are_the_codes_own() -> None:
     sources = lab_sources()
     for words in set(said_on_screen()) - {"bold"}:
-        # Numbers, places and what stands for something else are filled in by the code.
+        # The code fills in numbers, places and placeholders.
         for part in re.split(r"^GPU: |…|\d+(?:st|nd|rd|th)?", words):
             assert part.strip(" ,.") in sources, f"nowhere on the screen: {words}"
 
@@ -276,7 +276,7 @@ def test_no_merge_is_left_unresolved() -> None:
 
 
 def slug(heading: str) -> str:
-    """GitHub's name for a heading."""
+    """Return GitHub's name for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -309,7 +309,7 @@ def test_paths_that_are_named_exist(each: Path) -> None:
 
 
 def commands() -> Iterator[tuple[Path, list[str]]]:
-    """Every command that a reader is shown, as words, without ``sudo`` and settings before it."""
+    """Yield every command shown to a reader, as words, without ``sudo`` and settings before it."""
     for each in PAGES:
         for block in fences(each, "console"):
             for line in block.splitlines():
@@ -353,7 +353,7 @@ def test_a_command_can_be_given(each: Path, words: list[str]) -> None:
 
 
 def understood(words: list[str]) -> None:
-    """``kiwi`` takes these words; nothing is run."""
+    """Check that ``kiwi`` accepts these words; nothing is run."""
     parser, module = _parser(words[0])
     assert module is not None, f"there is no command kiwi {words[0]}"
     said = io.StringIO()
@@ -400,7 +400,7 @@ def test_files_and_the_example_client_on_a_real_daemon(tmp_path: Path) -> None:
 
 
 def take_a_turn() -> Callable[[str, Callable[[], object]], None]:
-    """The client of the page on extending; it calls itself ``job <pid>``."""
+    """Return the client of the page on extending, which calls itself ``job <pid>``."""
     client = next(text for text in fences(DOCS / "extending.md", "python") if "take_a_turn" in text)
     names: dict[str, Any] = {}
     exec(client, names)
@@ -408,7 +408,7 @@ def take_a_turn() -> Callable[[str, Callable[[], object]], None]:
 
 
 def says_it_holds_names(file: str) -> bool:
-    """What the page on security says that a file holds."""
+    """Return what the page on security says that a file holds."""
     (what,) = re.findall(rf"^\| `{file}` \|.*\| (.*) \|$", page("security.md"), re.MULTILINE)
     return "names of notebooks" in what
 

@@ -1,5 +1,4 @@
-"""The documentation's site: each page has one place in it, and a link that leads nowhere fails its
-build."""
+"""Tests of the documentation's site: each page has one place, and a broken link fails the build."""
 
 from __future__ import annotations
 
@@ -67,7 +66,8 @@ BROKEN = "[a](nowhere.md) [b](usage.md#nothing) [c](#nothing-here) [d](../docs/u
 
 @pytest.mark.timeout(120)
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
-    """What `make docs` runs, on a site of which one page has three such links and a good one."""
+    """Run the command of `make docs` on a site with one page that has three broken links and a good
+    one."""
     for name in ("docs/conf.py", "docs/navigation.py", "docs/_templates/index.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

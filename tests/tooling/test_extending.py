@@ -1,4 +1,4 @@
-"""The walks of docs/extending.md, made in a copy of the checkout: they end at what they promise."""
+"""Tests that the instructions of docs/extending.md work in a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def walk(copy: Path, heading: str) -> set[str]:
 
 
 def put(line: str, anchor: str, text: str) -> str:
-    """Put ``text`` before ``anchor``: lines of their own where it begins its line."""
+    """Put ``text`` before ``anchor``: on its own lines if the anchor begins its line."""
     at = line.find(anchor)
     if at < 0:
         return line
@@ -113,7 +113,7 @@ GET_STATUS = {"type": "get-status"}
 
 
 def answers(copy: Path, *messages: dict[str, object]) -> list[dict[str, object]]:
-    """What a daemon of the copy answers."""
+    """Return the answers of a daemon of the copy."""
     script = copy / "tests/support/ask.py"
     script.write_text(ASK)
     said = run(copy, str(script), json.dumps([HELLO, *messages]))

@@ -1,4 +1,4 @@
-"""What ``tests/conftest.py`` does for tests on a real GPU, tried on an emulated one."""
+"""Tests of what ``tests/conftest.py`` does for tests on a real GPU, on an emulated one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiwi_core import emulator
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The name of the marker is not written out: see tests/tooling/test_gpu_script.py.
+# The name of the marker is not written in full: see tests/tooling/test_gpu_script.py.
 TESTS = """
 import time
 import pytest
@@ -48,7 +48,7 @@ def test_goes_on():
 def run(
     folder: Path, *words: str, python: str = sys.executable, module: str = "pytest", **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """In ``folder``, which is not the checkout."""
+    """Run the tests in ``folder``, which is not the checkout."""
     options = ["-p", "no:cacheprovider", "-v", *words] if module == "pytest" else []
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
@@ -94,7 +94,7 @@ def test_without_a_gpu_each_fails_at_once_with_words(suite: Path) -> None:
 
 @pytest.fixture
 def carried(tmp_path: Path) -> Path:
-    """A folder with all the packages of this Python but Kiwi."""
+    """Return a folder with all packages of this Python except Kiwi."""
     packages = tmp_path / "packages"
     packages.mkdir()
     for path in Path(sysconfig.get_path("purelib")).iterdir():
@@ -105,7 +105,7 @@ def carried(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
-    """A Python without any packages."""
+    """Return a Python without any packages."""
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     return tmp_path / "bare" / "bin" / "python"
 
@@ -118,7 +118,7 @@ def python_without_kiwi(bare_python: Path, carried: Path) -> Path:
 
 
 def test_a_checkout_is_enough(python_without_kiwi: Path, tmp_path: Path) -> None:
-    """Kiwi is not installed and not on ``PYTHONPATH``; the programs of tests find it, too."""
+    """Kiwi is neither installed nor on ``PYTHONPATH``; the programs of tests find it, too."""
     python = str(python_without_kiwi)
     assert run(tmp_path, python=python, module="kiwi_core.units").returncode == 1
     conformance = ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests" / "conformance")]
@@ -133,7 +133,7 @@ def test_a_checkout_is_enough(python_without_kiwi: Path, tmp_path: Path) -> None
 def test_kernels_have_kiwi_where_it_is_carried_along(
     bare_python: Path, carried: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On ``PYTHONPATH`` there are ipykernel and what it needs; Kiwi is not installed anywhere."""
+    """``PYTHONPATH`` has ipykernel and its dependencies; Kiwi is not installed anywhere."""
     monkeypatch.setenv("PYTHONPATH", str(carried))
     with running_kernel(python=str(bare_python)) as kernel:
         kernel.check("import kiwi_jupyter; loaded = get_ipython().extension_manager.loaded")

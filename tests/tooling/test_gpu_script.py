@@ -1,5 +1,7 @@
-"""benchmarks/gpu/run_all.py on machines without a GPU: what it runs, and that no hang, no crash and
-no stopped program costs more than the part that met it."""
+"""Tests of benchmarks/gpu/run_all.py without a GPU.
+
+No hang, crash or stopped program may cost more than the part that met it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ MODULES = ("conductor", "plan", "stage", "suites", "summary", "paging", "rehears
 
 @pytest.fixture
 def script(monkeypatch):
-    """Its modules, which import each other plainly."""
+    """Import its modules, which import each other by their plain names."""
     monkeypatch.syspath_prepend(str(GPU))
     import conductor
     import plan
@@ -35,7 +37,7 @@ def script(monkeypatch):
 
 @pytest.fixture
 def run(script, tmp_path):
-    """A run whose parts are the functions of a little script."""
+    """Return a run whose parts are the functions of a little script."""
     conductor = script[0]
     work = tmp_path / "work"
     work.mkdir()
@@ -88,7 +90,7 @@ def test_every_part_is_there_once_and_its_function_exists(script):
 
 
 def test_the_safe_sets_have_time_for_all_their_parts(script):
-    """With the budget of ten minutes, if each part takes as long as it may but for one."""
+    """The budget is ten minutes, and each part but one takes as long as it may."""
     plan = script[1]
     for name in ("first", "second", "third"):
         limits = sorted(one.limit_s for one in plan.SETS[name])
@@ -119,7 +121,7 @@ def test_a_part_that_fails_leaves_its_rows_and_the_next_one_runs(script, run):
 
 
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(script, run):
-    """Deaf to SIGTERM, with a stopped program and one that left for a session of its own."""
+    """It ignores SIGTERM, and has a stopped program and one in its own session."""
     conductor = script[0]
     run.script.write_text(
         HEAD
@@ -141,7 +143,7 @@ if part == "hangs":
     for name in ("hangs", "leaves"):
         pids = found[name]["rows"][0]["value"]
         assert len(pids) == 2
-        # A process that has ended, but that nobody has asked for, has no environment.
+        # A process that has ended and is not reaped has no environment.
         assert not any(map(conductor.environment_of, pids)), "what a part starts ends with it"
 
 
@@ -245,7 +247,7 @@ def test_what_goes_wrong_is_a_row(stage):
 
 
 def run_all(tmp_path, *words):
-    """As on a GPU machine: from anywhere, and nothing but what it is told."""
+    """Run the script as on a GPU machine: from any directory, with an explicit environment."""
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, str(GPU / "run_all.py"), str(out), "--emulated-selftest", *words],

@@ -1,4 +1,4 @@
-"""Everything of Kiwi that starts Python does it by ``kiwi_core.interpreter``, in its directory."""
+"""Tests that all code that starts Python does it by ``kiwi_core.interpreter``."""
 
 from __future__ import annotations
 

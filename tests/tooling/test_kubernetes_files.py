@@ -1,5 +1,7 @@
-"""The chart and the examples for Kubernetes, as far as they can be checked without helm and the
-schemas of Kubernetes: ``make cluster`` has those (tests/cluster/kubernetes)."""
+"""Tests of the chart and the examples for Kubernetes, without helm and Kubernetes' schemas.
+
+``make cluster`` has those (tests/cluster/kubernetes).
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,8 @@ def test_helm_leaves_as_much_time_for_moving_memory_as_systemd() -> None:
 
 @pytest.mark.parametrize("name", ["pod.yaml", "dra.yaml"])
 def test_pods_of_users_need_no_privilege(name: str) -> None:
-    """What the Pod Security Standard "restricted" asks for. With DRA the socket is a ``hostPath``,
-    which it forbids."""
+    """They meet the Pod Security Standard "restricted". With DRA the socket is a ``hostPath``,
+    which this standard forbids."""
     (pod,) = [one["spec"] for one in objects(name) if one["kind"] == "Pod"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

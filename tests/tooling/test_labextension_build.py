@@ -1,4 +1,4 @@
-"""The build of the labextension: when it is stale, with which Node, what is said if it fails."""
+"""Tests of the labextension's build: when it is stale, which Node it uses, and its errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _lab(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(name="tree")
 def _tree(tmp_path: Path) -> Path:
-    """A small source tree."""
+    """Make a small source tree."""
     folder = tmp_path / "labextension"
     for name in ("package.json", "package-lock.json", "tsconfig.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ esac
 
 @pytest.fixture(name="calls")
 def _calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An npm and a Node of our own, which write down what they are asked for."""
+    """Put fake npm and Node programs on the path; return the file with their calls."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("npm", NPM), ("node", "#!/bin/sh\necho v22.12.0\n")):
@@ -185,7 +185,7 @@ def test_pip_is_asked_for_node_only_where_it_is_needed(
     monkeypatch.setenv("PATH", path)
     lab.ensure(tree)
     monkeypatch.setenv("PATH", str(tree / "nothing"))
-    assert not lab.needs_node_wheel(tree)  # fresh
+    assert not lab.needs_node_wheel(tree)  # up to date
 
 
 def test_without_any_node_it_says_what_to_do(
@@ -215,7 +215,7 @@ def test_versions_are_the_same() -> None:
 
 
 def test_any_jupyterlab_that_the_extension_can_do_with_is_taken_as_it_is() -> None:
-    """The builder would ask for the JupyterLab that it knows itself; older ones would warn."""
+    """The builder would ask for the JupyterLab that it knows; older ones would warn."""
     package = json.loads((ROOT / "labextension/package.json").read_text())
     shared = package["jupyterlab"]["sharedPackages"]
     needed = {n: v for n, v in package["dependencies"].items() if n.startswith("@jupyterlab/")}
@@ -223,7 +223,7 @@ def test_any_jupyterlab_that_the_extension_can_do_with_is_taken_as_it_is() -> No
 
 
 def test_the_lock_names_contents_and_no_registry() -> None:
-    """Whatever registry a machine uses, it must give just these contents."""
+    """Any registry must give exactly these contents."""
     lock = json.loads((ROOT / "labextension/package-lock.json").read_text())
     assert len(lock["packages"]) > 100
     for name, package in lock["packages"].items():
@@ -235,7 +235,7 @@ def test_the_lock_names_contents_and_no_registry() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_wheel_from_the_source_distribution_needs_no_node(tmp_path: Path) -> None:
-    """Builds the real ones: the sources are built once, by the source distribution."""
+    """Build real packages: the source distribution builds the sources once."""
     tree = tmp_path / "kiwi"
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60

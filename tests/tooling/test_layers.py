@@ -1,4 +1,4 @@
-"""Who may import what, and what the pure core may never touch."""
+"""Tests of which modules may import what, and what the pure core may not use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMPURE_BUILTINS = frozenset({"open", "input", "print"})
 
 
 def imported_modules(tree: ast.Module) -> set[str]:
-    """Top-level names of everything imported, at any depth of the module."""
+    """Return the top-level names of everything imported, at any depth of the module."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The Makefile says what it can do, and `make test` leaves no test directory out."""
+"""Tests that the Makefile explains its targets, and that `make test` omits no test directory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_everything_that_help_names_is_a_target() -> None:
 
 
 def stages(name: str = "STAGES") -> list[str]:
-    """The targets that `make test` (``THOROUGH_STAGES``: `make test-all`) makes, one by one."""
+    """Return the targets of `make test` (``THOROUGH_STAGES``: of `make test-all`), one by one."""
     text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     found = re.search(rf"^{name} := (.*)$", text, re.MULTILINE)
     assert found
@@ -53,7 +53,7 @@ def stages(name: str = "STAGES") -> list[str]:
 
 @pytest.fixture(scope="module")
 def commands_of_test() -> str:
-    # -n prints and runs nothing; as if the environments were there and up to date.
+    # -n prints and runs nothing; pretend that the environments are there and up to date.
     ready = [
         ".venv/.kiwi-ready",
         ".venvs/old/.kiwi-ready",
@@ -76,13 +76,13 @@ def test_make_test_runs(commands_of_test: str, tool: str) -> None:
 
 
 def test_make_test_installs_node_packages_once(commands_of_test: str) -> None:
-    """Not at all here: they are there, and as new as their lock."""
+    """They are already there, and as new as their lock, so nothing is installed."""
     assert "npm --prefix labextension --silent run test" in commands_of_test
     assert " ci " not in commands_of_test
 
 
 def test_make_test_reaches_every_test_directory(commands_of_test: str) -> None:
-    """One suite names the directory, or it takes all of tests/ and leaves out only named ones."""
+    """A suite names the directory, or takes all of tests/ and omits only named ones."""
     commands_of_test = commands_of_test.replace("\\\n", " ")
     suites = [line for line in commands_of_test.splitlines() if "pytest" in line]
     for directory in sorted((ROOT / "tests").iterdir()):
@@ -134,7 +134,7 @@ def test_what_make_test_leaves_out_make_test_all_runs() -> None:
     [("", "setup one two three"), ("two", "setup one two three"), ("setup", "setup")],
 )
 def test_a_stage_that_fails_hides_no_other(tmp_path: Path, broken: str, made: str) -> None:
-    """All run and the summary comes last; but for environments that cannot be made."""
+    """All stages run and the summary comes last, unless an environment cannot be made."""
     lines = [
         f"{name}:\n\t@echo made-{name}; .ci/step {name} {'false' if name == broken else 'true'}"
         for name in ("setup", "one", "two", "three")

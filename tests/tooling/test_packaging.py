@@ -1,4 +1,4 @@
-"""What is shipped around the code: metadata, locks, hooks and the systemd unit."""
+"""Tests of what is shipped around the code: metadata, locks, hooks and the systemd unit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_step_passes_on_the_exit_code_and_notes_the_time(
 
 
 def test_a_step_that_says_nothing_is_told_to_be_alive(tmp_path: Path) -> None:
-    """The commands see a ``sleep`` that returns at once, so the step tells it as fast as it can."""
+    """The commands see a ``sleep`` that returns at once, so the step prints as fast as it can."""
     program(tmp_path / "sleep", "exit 0")
     command = "until [ -e told ]; do :; done"
     with subprocess.Popen(
@@ -102,7 +102,7 @@ def test_a_step_that_says_nothing_is_told_to_be_alive(tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         (tmp_path / "told").touch()
-        rest = process.stdout.read()  # ends: nothing that the step started goes on
+        rest = process.stdout.read()  # this ends: nothing that the step started is still running
     assert lines[0] == "== quiet\n"
     assert all(line.startswith("   quiet: ") for line in lines[1:])
     assert "== quiet: ok" in rest
@@ -119,7 +119,7 @@ def program(path: Path, text: str) -> None:
 def test_npm_runs_on_a_node_that_is_new_enough(
     tmp_path: Path, machines_own_is_good: bool, taken: str
 ) -> None:
-    """`node -e` is the question whether it is; npm says whose it is."""
+    """`node -e` asks whether it is; npm says which Node it uses."""
     machine, venv = tmp_path / "machine", tmp_path / "venv"
     program(machine / "bin/node", "exit 0" if machines_own_is_good else "exit 1")
     program(machine / "bin/npm", "echo machine")
@@ -184,7 +184,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 def test_a_wheel_has_the_pagers_library_only_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The compiling itself is ``make wheels``, which wants a compiler of 100 MB."""
+    """``make wheels`` does the compiling, which needs a compiler of 100 MB."""
     monkeypatch.syspath_prepend(str(ROOT / "packaging"))
     monkeypatch.delenv("KIWI_WHEEL_MACHINE", raising=False)
     import preload_build

@@ -1,4 +1,4 @@
-"""The labextension's types are those of the server extension's structs."""
+"""Tests that the labextension's types are those of the server extension's structs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_file_is_what_the_structs_say(script: ModuleType) -> None:
 
 
 class Inner(msgspec.Struct, kw_only=True):
-    """A struct that only ``Outer`` leads to."""
+    """A struct that is reached only through ``Outer``."""
 
     free_bytes: int
     """Bytes that are free; ``None`` is not among them."""

@@ -1,5 +1,5 @@
-"""One word for one thing: the code has one vocabulary for where memory is (ADR 87), and a name of a
-class means one class."""
+"""Tests that the code has one vocabulary for where memory is (ADR 87), and one meaning per class
+name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHERE = {
     "resident", "in", "suspended", "held", "locked", "paged_out", "out", "checkpointed", "lost",
     "failed",
 }  # fmt: skip
-"""Words for where memory is. A vocabulary with three of them is one for that."""
+"""Words for where memory is. An enum with three of them is a vocabulary for it."""
 
 BORDERS = {
     "CheckpointState": "the driver's states; kiwi_core/pager/checkpoint/pager.py translates them",
@@ -33,14 +33,14 @@ BORDERS = {
 """Vocabularies of other parties, and where they are translated."""
 
 KNOWS_THE_DRIVER = ("kiwi_core/gpu/", "kiwi_core/movers/", "kiwi_core/pager/checkpoint/")
-"""Where the driver's states may be named."""
+"""Modules that may name the driver's states."""
 
 
 PAIRS = {
     "Suspend": "the action that the pager performs, and the message of `kiwi suspend`",
     "Resume": "its counterpart, likewise",
 }
-"""Names of two classes each, on purpose."""
+"""Names that two classes have on purpose."""
 
 OTHERS_NAMES = {
     "kiwi_jupyter/server_ext/model.py": "the names of the REST interface's schemas",
@@ -86,7 +86,7 @@ def test_each_border_exists() -> None:
 
 
 def test_the_name_of_a_class_means_one_class() -> None:
-    """Private names are left out: nobody meets them outside of their module."""
+    """Private names are omitted, since they are not used outside their module."""
     where: dict[str, list[str]] = defaultdict(list)
     for path in SOURCES:
         module = str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""The parts of ``benchmarks/gpu`` on the emulated driver, each as the script runs it."""
+"""Fixtures: the parts of ``benchmarks/gpu`` on the emulated driver, run as the script runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Import a module of the script, which import each other plainly."""
+    """Import a module of the script; the modules import each other by their plain names."""
     monkeypatch.syspath_prepend(str(GPU_SCRIPTS))
     before = set(sys.modules)
 
@@ -35,7 +35,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType
 
 @pytest.fixture
 def stage(part: object, tmp_path: Path) -> Iterator[Any]:
-    """A stage of which no program may be left over."""
+    """A stage that may leave no program."""
     one = small_stage(tmp_path)
     yield one
     left = end_all(one)

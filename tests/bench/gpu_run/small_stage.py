@@ -1,4 +1,4 @@
-"""A stage for one part of ``benchmarks/gpu`` by itself, on an emulated GPU of 256 MiB."""
+"""A stage for one part of ``benchmarks/gpu`` alone, on an emulated GPU of 256 MiB."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def end_all(stage: Any) -> list[int]:
 
 
 def small_stage(folder: Path, name: str = "part", *, seconds: float = 240.0) -> Any:
-    """Return the script's own stage, which also keeps what it is told: ``rows`` by name,
+    """Return the script's own stage, which also records what it is told: ``rows`` by name,
     ``programs``, and ``state``, the emulated GPU's file."""
     from stage import Stage
 

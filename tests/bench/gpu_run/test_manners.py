@@ -1,5 +1,5 @@
-"""The probes of a driver's manners: what they say of the emulated driver, of one that hangs, and of
-a target that dies."""
+"""Tests of the probes of a driver's manners: on the emulated driver, on one that hangs, and with a
+target that dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def book(part, stage):
 
 @pytest.fixture
 def _quick(part, monkeypatch):
-    """A call that waits is known as such sooner: the emulated driver has no other delays."""
+    """Shorten the time after which a call counts as waiting: the emulated driver has no other
+    delays."""
     monkeypatch.setattr(part("manners_calls"), "QUIET_S", 0.7)
 
 
@@ -70,7 +71,7 @@ def test_a_call_that_hangs_is_a_row_and_the_next_probes_run(stage, part, book, m
     said = answers(stage)
     assert said["state.running.restore"].startswith("hangs")
     assert "restore hangs" in said["group.wrong_states"]
-    # The fault is used up, and the process that it hit is gone.
+    # The fault is used up, and the process that it hit has ended.
     book.group("wrong_states_again", 5, states.wrong_states)
     said = answers(stage)
     assert said["state.running.restore"] == "401 ILLEGAL_STATE"
@@ -90,7 +91,8 @@ def test_a_target_that_dies_of_a_call_is_a_row_and_is_replaced(stage, part, book
 
 def test_stopped_processes_and_a_failed_restore(stage, part, book, monkeypatch):
     ends = part("manners_ends")
-    emulator.set_driver(stage.state, "580")  # nobody knows whether a caller's calls wait in turn
+    # this profile does not say whether a caller's calls wait in turn
+    emulator.set_driver(stage.state, "580")
     monkeypatch.setattr(ends, "STOPPED_S", 0.7)
     book.group("stopped", 5, ends.stopped)
     book.group("failed_restore", 5, ends.failed_restore)

@@ -34,7 +34,7 @@ def test_a_driver_that_hangs_ends_as_a_row_that_says_so(stage, part, monkeypatch
 
 
 def test_a_changed_byte_is_seen(stage, part, monkeypatch):
-    """The digest is of all the memory: the job is told to change one byte in the middle."""
+    """The digest covers all memory: the job is told to change one byte in the middle."""
     roundtrip = part("roundtrip")
     ask = part("callers").Caller.ask
 

@@ -1,4 +1,4 @@
-"""Random suspensions: what is counted, what is compared, and a job that dies of one."""
+"""Tests of random suspensions: what is counted and compared, and a job that dies of one."""
 
 from __future__ import annotations
 

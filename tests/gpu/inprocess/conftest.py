@@ -1,4 +1,4 @@
-"""One crowded GPU for all tests of this folder."""
+"""Fixture: one crowded GPU for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOM_BYTES = 8 * GIB
-"""For two programs, each with a context, a framework's own memory and 55 % of this as ballast."""
+"""Room for two programs, each with a context, a framework's memory and 55 % of this as ballast."""
 
 TQ_S = "0.5"
 

@@ -1,5 +1,7 @@
-"""Plain driver calls, CuPy and JAX under the in-process pager: to the bit what they compute
-without Kiwi. ``pytest -m gpu tests/gpu/inprocess``."""
+"""Tests of plain driver calls, CuPy and JAX under the in-process pager: to the bit as without Kiwi.
+
+Run with ``pytest -m gpu tests/gpu/inprocess``.
+"""
 
 from __future__ import annotations
 

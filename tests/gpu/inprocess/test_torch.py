@@ -1,5 +1,8 @@
-"""PyTorch under the in-process pager: moved out in the middle of whatever it does, the results are
-to the bit those of a run without Kiwi. ``pytest -m gpu tests/gpu/inprocess``."""
+"""Tests of PyTorch under the in-process pager: moved out at any point, its results are to the bit
+those of a run without Kiwi.
+
+Run with ``pytest -m gpu tests/gpu/inprocess``.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ def torch() -> None:
 
 
 def same(crowded: CrowdedGpu, source: str) -> None:
-    """Alone and in a crowd the program says the same, and its ballast is right."""
+    """Check that the program prints the same alone and in a crowd, and that its ballast is
+    right."""
     alone = crowded.alone(TORCH + source, **DETERMINISTIC)
     beside = crowded.crowded(TORCH + source, **DETERMINISTIC)
     assert alone["right"]
@@ -310,6 +314,6 @@ say(right=right and ballast.right(), digest=digest(out))
 
 
 def test_triton_kernels(crowded: CrowdedGpu) -> None:
-    """Compiled in a file of its own: Triton reads a kernel's source."""
+    """The kernel is in its own file, because Triton reads a kernel's source."""
     pytest.importorskip("triton", reason="Triton is not installed in this Python")
     same(crowded, TRITON)

@@ -1,4 +1,4 @@
-"""One emulated machine per test, without a daemon; programs compiled once per run."""
+"""Fixtures: an emulated machine per test, without a daemon, and programs compiled once per run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding the library: it is compiled once and cached, or an error says why not."""
+"""Tests of finding the library: it is compiled once and cached, or an error explains why not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The gate under the driver's own name: a Python process loads it, and every later look-up of the
-driver finds it."""
+"""Tests of the gate under the driver's name: later look-ups of the driver in a process find it."""
 
 from __future__ import annotations
 

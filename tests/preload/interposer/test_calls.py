@@ -1,4 +1,4 @@
-"""calls.def against the driver's header: unnamed functions are gated, and all named ones exist."""
+"""Tests of calls.def against the driver's header: unnamed calls are gated, named ones exist."""
 
 from __future__ import annotations
 

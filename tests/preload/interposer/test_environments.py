@@ -1,4 +1,4 @@
-"""Programs that are started in unusual ways run, whether or not the library can be loaded."""
+"""Tests that programs started in unusual ways run, with or without the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate as a program sees it: which calls wait, which do not, and what closing waits for."""
+"""Tests of which calls wait at the gate, which pass, and what closing waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every look-up of a driver function returns Kiwi's wrapper; other look-ups are not affected."""
+"""Tests that every look-up of a driver function returns Kiwi's wrapper, and no other does."""
 
 from __future__ import annotations
 

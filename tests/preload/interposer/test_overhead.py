@@ -1,5 +1,7 @@
-"""The cost of a passage through the gate in instructions, which no load on the machine changes.
-``benchmarks/bench_preload_gate.py`` measures the time."""
+"""Tests of the gate's cost in instructions, which does not depend on the machine's load.
+
+``benchmarks/bench_preload_gate.py`` measures the time.
+"""
 
 from __future__ import annotations
 

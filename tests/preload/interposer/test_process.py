@@ -1,4 +1,4 @@
-"""The library over the life of a process: switched off, at interrupts, forks, exec and exit."""
+"""Tests of the library in a process's life: switched off, at interrupts, forks, exec and exit."""
 
 from __future__ import annotations
 

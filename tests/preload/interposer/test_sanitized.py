@@ -1,4 +1,4 @@
-"""The library under the address and undefined-behaviour, then the thread sanitizer."""
+"""Tests of the library under the address, undefined-behaviour and thread sanitizers."""
 
 from __future__ import annotations
 

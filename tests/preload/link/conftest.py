@@ -1,4 +1,4 @@
-"""One emulated GPU, a scripted daemon at its socket, and programs with the library preloaded."""
+"""Fixtures: an emulated GPU, a scripted daemon at its socket, and preloaded programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon never comes back, or it hangs: no program waits for ever."""
+"""Tests that no program waits for ever if the daemon hangs or never comes back."""
 
 from __future__ import annotations
 

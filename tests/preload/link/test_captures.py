@@ -1,4 +1,4 @@
-"""Stream captures and CUDA graphs beside a daemon that wants the program's memory."""
+"""Tests of stream captures and CUDA graphs while a daemon wants the program's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon goes away, comes back, was never there, or is not a real daemon."""
+"""Tests of a daemon that goes away, comes back, was never there, or is not real."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def refusal(code: str) -> dict[str, Any]:
 
 
 def test_a_daemon_that_is_full_is_waited_for(stage: Stage) -> None:
-    """A program that went on would use the GPU beside those that wait for their turn."""
+    """A program that continued would use the GPU beside those that wait for their turn."""
     stage.daemon.welcoming = False
     full = refusal("too-many-sessions")
     with ThreadPoolExecutor() as pool:

@@ -1,7 +1,6 @@
-"""Deadlocks between the GIL, the program's own locks, and a gate that closes.
+"""Tests of deadlocks between the GIL, the program's own locks, and a gate that closes.
 
-Nothing here may hang, whichever thread holds the GIL: the pager is no Python thread and takes no
-lock.
+Nothing may hang, whichever thread holds the GIL: the pager is no Python thread and takes no lock.
 """
 
 from __future__ import annotations

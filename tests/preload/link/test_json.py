@@ -1,5 +1,4 @@
-"""The C reader and writer of JSON against Python's: both accept the same texts, with the same
-values."""
+"""Tests that the C and the Python JSON code accept the same texts with the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The RAM that the daemon allows a library to hold in advance."""
+"""Tests of the RAM that the daemon allows a library to hold in advance."""
 
 from __future__ import annotations
 

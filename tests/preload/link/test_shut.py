@@ -1,5 +1,5 @@
-"""A shut gate: no call of the program passes, whatever its class, each call asks for the lease, and
-the library itself does not call the driver."""
+"""Tests of a shut gate: no call passes, each call requests the lease, and the library itself does
+not call the driver."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_call_is_held_and_asks_for_the_lease(
 
 
 def test_one_that_waits_since_before_it_was_shut_asks_too(stage: Stage) -> None:
-    """The call began to wait at the closed gate, which asks for nothing, while the GPU was busy."""
+    """The call began to wait while the GPU was busy, at a closed gate, which requests nothing."""
     program = stage.program(SETUP, **GATE_ONLY)
     peer = stage.daemon.peer()
     program.do("launch('spin_ns', 800_000_000)")
@@ -104,7 +104,7 @@ def test_work_that_does_not_end_in_time_opens_it_again(stage: Stage) -> None:
 
 
 def test_hold_once_more_is_nothing_new(stage: Stage, controller: Controller) -> None:
-    """This is also so while the driver has the process: a library that called the driver would hang
+    """This also holds while the driver has the process: a library that called the driver would hang
     or crash."""
     program = held(stage, **GATE_ONLY)
     controller.take(program.pid)
@@ -134,7 +134,7 @@ def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
 def test_nothing_of_the_library_needs_the_driver_meanwhile(
     stage: Stage, controller: Controller
 ) -> None:
-    """The library may hold RAM, is cut off and connects anew: its thread answers at once."""
+    """The library may hold RAM, is cut off and reconnects: its thread answers at once."""
     program = held(stage, **GATE_ONLY)
     controller.take(program.pid)
     peer = stage.daemon.peer()

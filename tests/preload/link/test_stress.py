@@ -1,5 +1,8 @@
-"""The link under the sanitizers: threads send requests, and a daemon sends orders, cuts the
-connection and sends nonsense. See ``stress.c``."""
+"""Tests of the link under the sanitizers.
+
+Threads send requests while a daemon sends orders and nonsense, and cuts the connection. See
+``stress.c``.
+"""
 
 from __future__ import annotations
 

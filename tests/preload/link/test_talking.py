@@ -1,4 +1,4 @@
-"""The messages between a preloaded program and the daemon, and their order."""
+"""Tests of the messages between a preloaded program and the daemon, and of their order."""
 
 from __future__ import annotations
 

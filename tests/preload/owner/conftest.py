@@ -1,4 +1,4 @@
-"""Programs whose memory the preloaded library owns; the pager is driven by hand, with no daemon."""
+"""Fixtures: programs whose memory the library owns, without a daemon; tests call the pager."""
 
 from __future__ import annotations
 

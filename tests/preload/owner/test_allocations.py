@@ -1,4 +1,4 @@
-"""Owned memory behaves as the driver's own, and comes back from the host unchanged."""
+"""Tests that owned memory behaves like the driver's own, and comes back from RAM unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library's background work breaks no capture of the program."""
+"""Tests that the library's background work breaks no capture of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paging out and in: refusals change nothing, and no byte is ever lost."""
+"""Tests of paging out and in: refusals change nothing, and no byte is ever lost."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_way_out_that_fails_after_others_went_well(program, kind):
 
 
 def test_a_way_out_of_a_full_gpu(program, world):
-    """No memory is left for what copying needs in the GPU."""
+    """The GPU has no memory left for the copy."""
     emulator.set_manner(world.state, "streams_cost")
     p = program()
     p.do(HELD)

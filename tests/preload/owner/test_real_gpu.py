@@ -1,4 +1,4 @@
-"""The owner on a real GPU (``pytest -m gpu``). These tests have not yet run on one."""
+"""Tests of the owner on a real GPU (``pytest -m gpu``). They have not yet run on one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner's C sources under the address and undefined-behaviour, then the thread sanitizer."""
+"""Tests of the owner's C sources under the address, undefined-behaviour and thread sanitizers."""
 
 from __future__ import annotations
 
