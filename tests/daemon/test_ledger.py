@@ -204,11 +204,11 @@ def test_one_that_cannot_be_written_whole_is_not_written_at_all(ledger: Ledger) 
 def test_a_writer_that_is_killed_leaves_whole_batches(ledger: Ledger) -> None:
     program = f"""
 import sys
-from kiwi_core.daemon.reports.ledger import Bucket, Ledger
+from kiwi_core.daemon.reports.ledger import Ledger, UsageBucket
 from kiwi_core.sched.model.accounts import Account
 ledger = Ledger(__import__("pathlib").Path({str(ledger._path)!r}))
 for n in range(10**6):
-    batch = {{Bucket({int(NOW_S)} - 300 * k, 1, "x"): Account(held_ns=1) for k in range(5)}}
+    batch = {{UsageBucket({int(NOW_S)} - 300 * k, 1, "x"): Account(held_ns=1) for k in range(5)}}
     ledger.add(batch, {NOW_S})
     print(n, flush=True)
 """

@@ -114,7 +114,7 @@ import asyncio, json, logging, os, sys
 import msgspec
 from pathlib import Path
 from kiwi_jupyter.server_ext.documents import Documents
-from kiwi_jupyter.server_ext.service import Service
+from kiwi_jupyter.server_ext.service import KiwiService
 
 class Sessions:
     async def list_sessions(self):
@@ -122,7 +122,7 @@ class Sessions:
                 {{"kernel": {{"id": "k-bob"}}, "path": "bobs/own.ipynb"}}]
 
 async def main():
-    service = Service(Path({directory!r}), Documents(Sessions()), logging.getLogger(),
+    service = KiwiService(Path({directory!r}), Documents(Sessions()), logging.getLogger(),
         autostarts=False, may_set=True, interval_s=0.0, history_s=1800.0)
     await service.ready()
     print(msgspec.json.encode(service.feed.state(may_set=True)).decode())
