@@ -94,7 +94,7 @@ def examine(sockets: Path) -> Iterator[Finding]:
     yield from _within("driver", gpu.check)
     yield from _within("NVML", list_gpus)
     yield from _within("module", killers.check)
-    yield from _within("memory", lambda: memory.check(gpus, [sockets, state, memory.SHARED_MEMORY]))
+    yield from _within("memory", lambda: memory.check(gpus, [sockets, state]))
     yield from _within("sockets", lambda: socket_checks.check(sockets))
     yield from _within("notebook", notebook.check)
     yield from _within("server", jupyter.check)

@@ -196,8 +196,20 @@ def test_ram_smaller_than_a_gpu_is_told():
 def test_disk_room(tmp_path):
     assert memory.disk(tmp_path, memory.DISK_MIN_BYTES).level is Level.OK
     assert "journals" in memory.disk(tmp_path, 5 * MIB).text
-    assert "journals" not in memory.disk(memory.SHARED_MEMORY, 5 * MIB).text
     assert memory.existing(tmp_path / "not" / "yet") == tmp_path
+
+
+def test_shared_memory_is_no_disk_for_journals(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "SHARED_MEMORY", tmp_path)
+    (found,) = [one for one in memory.check([], [tmp_path.parent]) if str(tmp_path) in one.text]
+    assert (found.area, found.level) == ("/dev/shm", Level.OK)
+    full = memory.shared_memory(memory.SHARED_MEMORY_MIN_BYTES - 1)
+    assert (full.area, full.level) == ("/dev/shm", Level.WARN)
+    assert "journals" not in full.text
+    assert "--shm-size" in full.remedy
+    assert "--state-dir" not in full.remedy
+    monkeypatch.setattr(memory, "SHARED_MEMORY", tmp_path / "none")
+    assert "/dev/shm" not in [one.area for one in memory.check([], [tmp_path])]
 
 
 def ownership(path) -> Finding:

@@ -1,4 +1,5 @@
-"""Checks of system RAM against the GPUs' memory, and of room on the disks that Kiwi writes to."""
+"""Checks of system RAM against the GPUs' memory, of room on the disks that Kiwi writes to, and of
+room in ``/dev/shm``."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.cli.checks.finding import Finding, ok, warn
 from kiwi_core.config import DEFAULTS
 from kiwi_core.gpu import host
-from kiwi_core.units import format_bytes
+from kiwi_core.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+
+SHARED_MEMORY_MIN_BYTES: Final = 128 * MIB
+"""Twice what Docker gives to a container by default. That default is too small for programs that
+exchange tensors between processes: PyTorch's data loaders end with a bus error."""
 
 DISK_MIN_BYTES: Final = 2 * DEFAULTS.journal_max_bytes
 """Room for a journal and the one before it, for one GPU."""
@@ -34,6 +39,8 @@ def check(gpus: Sequence[GpuInfo], directories: Sequence[Path]) -> Iterator[Find
     yield budget(memory.available_bytes, host.host_budget_bytes(DEFAULTS.host_reserve_bytes), gpus)
     for directory in dict.fromkeys(existing(one) for one in directories):
         yield disk(directory, shutil.disk_usage(directory).free)
+    if SHARED_MEMORY.exists():
+        yield shared_memory(shutil.disk_usage(SHARED_MEMORY).free)
 
 
 def budget(available_bytes: int, budget_bytes: int, gpus: Sequence[GpuInfo]) -> Finding:
@@ -55,16 +62,22 @@ def disk(directory: Path, free_bytes: int) -> Finding:
     text = f"{format_bytes(free_bytes)} free at {directory}"
     if free_bytes >= DISK_MIN_BYTES:
         return ok("disk", text)
-    if directory == SHARED_MEMORY:
-        return warn(
-            "disk",
-            f"{text}: the shared memory of programs may not fit.",
-            "Delete files there that no program uses, or enlarge it.",
-        )
     return warn(
         "disk",
         f"{text}: journals (up to {format_bytes(DISK_MIN_BYTES)} per GPU) may not fit.",
         "Make room, or name another place with --state-dir.",
+    )
+
+
+def shared_memory(free_bytes: int) -> Finding:
+    text = f"{format_bytes(free_bytes)} free at {SHARED_MEMORY}"
+    if free_bytes >= SHARED_MEMORY_MIN_BYTES:
+        return ok("/dev/shm", text)
+    return warn(
+        "/dev/shm",
+        f"{text}: programs that share memory, such as data loaders, may end with a bus error.",
+        "Delete files there that no program uses, or enlarge it: "
+        "mount -o remount,size=2G /dev/shm, or docker run --shm-size=2g.",
     )
 
 
