@@ -144,14 +144,14 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/daemon/base/peers.py",
-        "return _is(peer, owner) or self._is_admin(peer)",
+        "return _is(peer, owner) or self.is_admin(peer)",
         "return True",
         USERS,
     ),
     Mutation(
         "kiwi_core/daemon/base/peers.py",
-        "        return self._is_admin(peer)\n\n    def _is_admin",
-        "        return True\n\n    def _is_admin",
+        "if peer.uid in (self.daemon_uid, 0):",
+        "if True:",
         USERS,
     ),
     Mutation(

@@ -104,7 +104,8 @@ class Rights:
     """The rights of users at one daemon.
 
     A user sees and acts on their own processes. The daemon's owner, root and the members of
-    ``admin_group`` are its admins: they change settings, and act on everybody's processes. A uid
+    ``admin_group`` are its admins: they change settings, act on everybody's processes, and see
+    everybody's usage by name (docs/security.md), but no names of programs in the status. A uid
     means this only on the machine itself and in the daemon's own ``container``: in another
     container it is anybody's, root's included.
     """
@@ -114,24 +115,26 @@ class Rights:
     container: str = ""
 
     def may_see(self, peer: Peer, owner: Owner) -> bool:
-        """Return whether ``peer`` may see what belongs to ``owner``."""
+        """Return whether ``peer`` may see what belongs to ``owner`` in the status, with its name.
+        Only root sees that of others; admins see numbers."""
         return _is(peer, owner) or (peer.uid == 0 and self.knows_uid_of(peer))
 
     def may_act(self, peer: Peer, owner: Owner) -> bool:
         """Return whether ``peer`` may have the memory of ``owner`` moved. Admins may, without
         seeing its name."""
-        return _is(peer, owner) or self._is_admin(peer)
+        return _is(peer, owner) or self.is_admin(peer)
+
+    def may_see_usage(self, peer: Peer) -> bool:
+        """Return whether ``peer`` may see everybody's usage, with the names of users and notebooks:
+        whoever sets the quantum must be able to see for whom it is right."""
+        return self.is_admin(peer)
 
     def knows_uid_of(self, peer: Peer) -> bool:
         """Return whether the peer's uid names a user of this machine."""
         return peer.container in ("", self.container)
 
     def is_admin(self, peer: Peer) -> bool:
-        """Return whether ``peer`` may change settings and see everybody's usage: whoever sets the
-        quantum must be able to see for whom it is right."""
-        return self._is_admin(peer)
-
-    def _is_admin(self, peer: Peer) -> bool:
+        """Return whether ``peer`` may change settings, and undo what an admin has done."""
         if not self.knows_uid_of(peer):
             return False
         if peer.uid in (self.daemon_uid, 0):

@@ -104,7 +104,7 @@ class UsageReporter:
         """Read the file. Called in a thread: looking up user names may block, too."""
         since = since_s(message.since_unix_s, time.time())
         began_s, totals = self._ledger.totals(since, by=COLUMN[message.by])
-        everybody = self._rights.is_admin(reader)
+        everybody = self._rights.may_see_usage(reader)
         # The file counts by uid, which several containers may have.
         own = reader.uid if self._rights.knows_uid_of(reader) else None
         seen = [total for total in totals if everybody or total.uid == own]
