@@ -105,7 +105,7 @@ class Reason(str, Enum):
 
 class Notice(str, Enum):
     """A notice to a session's user, in the notebook and in ``kiwi status``.
-    ``daemon/roster/notices.py`` has the texts."""
+    ``daemon/user_texts.py`` has the texts."""
 
     SUSPENDED = "suspended"
     """Its quantum ended in the middle of the burst; it is queued again without asking."""

@@ -8,6 +8,7 @@
 ``sessions/``   sessions, their bursts, gates, users' requests, recovery, shutdown
 ``engine/``     ``core`` feeds events to the scheduler and publishes the steps; operations, journal
 ``links/``      the preloaded libraries, and the system RAM that they may hold
+``user_texts``  the texts for users: what happened to a session, why, and what to do
 ``roster/``     the session registry, and the file that remembers it
 ``base/``       sockets, connections, peers, shares
 ==============  =================================================================================

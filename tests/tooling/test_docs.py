@@ -216,7 +216,7 @@ def lab_sources() -> str:
     """Return all sources of texts on JupyterLab's screen, without line breaks in strings."""
     found = [*(ROOT / "labextension/src").rglob("*.ts*"), ROOT / "labextension/schema/plugin.json"]
     found += (ROOT / "kiwi_jupyter/server_ext").glob("*.py")
-    found += [ROOT / "kiwi_core/client/autostart.py", ROOT / "kiwi_core/daemon/roster/notices.py"]
+    found += [ROOT / "kiwi_core/client/autostart.py", ROOT / "kiwi_core/daemon/user_texts.py"]
     return "".join(path.read_text() for path in found)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kiwi_core.daemon.roster import notices as words
+from kiwi_core.daemon import user_texts
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify
 from kiwi_core.states import Notice
@@ -58,9 +58,9 @@ class Messenger:
 
     def _tell(self, action: Notify) -> None:
         member = self._registry.get(action.session)
-        text, remedy = words.sentence(action.notice, action.detail)
+        text, remedy = user_texts.sentence(action.notice, action.detail)
         if action.notice is Notice.ENDING:
-            text, remedy = words.ending(action.detail, self._end_after_s, time.time())
+            text, remedy = user_texts.ending(action.detail, self._end_after_s, time.time())
         log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
         if member is None or member.connection is None:
             return

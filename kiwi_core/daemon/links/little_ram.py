@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import structlog
 
+from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.links.host_budget import holder
-from kiwi_core.daemon.roster import notices as words
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 from kiwi_core.states import Notice
@@ -38,7 +38,7 @@ small steps costs a few reads, not one at each look."""
 @dataclass(eq=False, repr=False)
 class LittleRam:
     """Takes observations. A session is told once; ``root`` is as in ``kiwi_core.gpu.host``, and
-    ``end_after_s`` as in ``words.little_ram``."""
+    ``end_after_s`` as in ``user_texts.little_ram``."""
 
     _member: Callable[[SessionId], SessionRecord | None]
     _links: Callable[[SessionId], Iterable[LinkedProcess]]
@@ -68,6 +68,6 @@ class LittleRam:
         if lacking is None:
             return
         self._told.add(member)
-        text, remedy = words.little_ram(str(lacking), self._end_after_s)
+        text, remedy = user_texts.little_ram(str(lacking), self._end_after_s)
         log.info("notice", session=member.id, notice=Notice.LITTLE_RAM.value, detail=str(lacking))
         member.connection.send(UserNotice(notice=Notice.LITTLE_RAM, text=text, remedy=remedy))

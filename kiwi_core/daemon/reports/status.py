@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kiwi_core import __version__
+from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.peers import user_name
-from kiwi_core.daemon.roster import notices as words
 from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.policy import names
@@ -143,9 +143,9 @@ class Reporter:
         elif view.ends_in_ns is not None:
             said = (Notice.ENDING, view.detail)
         problem, detail = said[0], said[1] if mine else ""
-        problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""
+        problem_text = " ".join(user_texts.sentence(problem, detail)).strip() if problem else ""
         if problem is Notice.ENDING:
-            ending = words.ending(detail, ns_to_seconds(view.ends_in_ns or 0), time.time())
+            ending = user_texts.ending(detail, ns_to_seconds(view.ends_in_ns or 0), time.time())
             problem_text = " ".join(ending)
         return m.SessionStatus(
             id=view.id,
@@ -170,7 +170,7 @@ class Reporter:
             problem_text=problem_text,
             priority=view.priority,
             guarded=view.guarded,
-            unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
+            unguarded_text="" if view.guarded else user_texts.unguarded(member if mine else None),
             stopped=view.stopped,
             kept_out=view.kept_out,
             ram_bytes=self._ram_bytes(member) if member and mine else None,
@@ -198,7 +198,9 @@ class Reporter:
                 yield member, self._word(member, holder, entry)
 
     def _word(self, member: SessionRecord, holder: str, entry: QueueView) -> m.Waiting:
-        text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
+        text, remedy = (
+            user_texts.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
+        )
         return m.Waiting(
             burst=member.client_burst,
             position=entry.position,

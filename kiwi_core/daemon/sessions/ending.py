@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.peers import user_name
-from kiwi_core.daemon.roster import notices as words
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
@@ -76,7 +76,7 @@ class Ending:
         if ended is None or ended.owner != member.identity or ended.ref == member.ref:
             return
         del self._ended[member.kernel_id]
-        text, remedy = words.ended_before(ended.cause, ended.unix_s)
+        text, remedy = user_texts.ended_before(ended.cause, ended.unix_s)
         connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
 
     def _begin(self, action: EndSession) -> None:
@@ -91,7 +91,7 @@ class Ending:
             owner=user_name(member.uid), job=member.job, why=action.cause,
         )  # fmt: skip
         if member.connection is not None:
-            text, remedy = words.sentence(Notice.ENDED, action.cause)
+            text, remedy = user_texts.sentence(Notice.ENDED, action.cause)
             member.connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
         self._remember(member, action.cause)
         asyncio.get_running_loop().call_later(TOLD_S, self._terminate, member)

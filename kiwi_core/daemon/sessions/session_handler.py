@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.peers import process_of, user_name
-from kiwi_core.daemon.roster import notices as words
 from kiwi_core.daemon.roster.registry import SessionRecord, session_id
 from kiwi_core.daemon.sessions.queue_places import QueuePlaces
 from kiwi_core.errors import PeerError
@@ -285,7 +285,7 @@ class SessionHandler:
     def tell_left_out(self, session: SessionId, why: str) -> None:
         member = self._registry.get(session)
         if member is not None and member.connection is not None:
-            text, remedy = words.left_out(why)
+            text, remedy = user_texts.left_out(why)
             told = m.UserNotice(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
             member.connection.send(told)
 

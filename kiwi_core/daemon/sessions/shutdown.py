@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kiwi_core.daemon.roster.notices import reason
+from kiwi_core.daemon.user_texts import reason
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved
 from kiwi_core.states import Residency

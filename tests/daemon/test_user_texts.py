@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kiwi_core.daemon.roster import notices as words
+from kiwi_core.daemon import user_texts
 from kiwi_core.states import Notice, Reason
 
 NEEDS_NO_REMEDY = {
@@ -19,17 +19,17 @@ NEEDS_NO_REMEDY = {
 
 @pytest.mark.parametrize("notice", list(Notice))
 def test_every_notice_is_a_sentence_with_a_remedy(notice: Notice) -> None:
-    text, remedy = words.sentence(notice)
+    text, remedy = user_texts.sentence(notice)
     assert text[0].isupper()
     assert text.endswith(".")
     assert bool(remedy) == (notice not in NEEDS_NO_REMEDY)
     assert not remedy or (remedy[0].isupper() or remedy[0] == "`")
     assert "-" not in notice.value or notice.value not in text, "no names of ours"
-    with_detail, _ = words.sentence(notice, "so many bytes")
+    with_detail, _ = user_texts.sentence(notice, "so many bytes")
     assert with_detail == f"{text[:-1]} (so many bytes)."
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_has_words(reason: Reason) -> None:
-    assert words.reason(reason)
-    assert words.reason(reason, "why").endswith(": why")
+    assert user_texts.reason(reason)
+    assert user_texts.reason(reason, "why").endswith(": why")

@@ -1,4 +1,4 @@
-"""The texts for users, in plain words: what happened, why, and what to do."""
+"""The texts of notices to users, in plain words: what happened, why, and what to do."""
 
 from __future__ import annotations
 
