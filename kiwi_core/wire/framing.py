@@ -36,9 +36,9 @@ class FrameReader:
 
     def copy(self) -> FrameReader:
         """Return an independent reader in the same state."""
-        twin = FrameReader(self._max_bytes)
-        twin._rest, twin._fault = self._rest, self._fault
-        return twin
+        copied = FrameReader(self._max_bytes)
+        copied._rest, copied._fault = self._rest, self._fault
+        return copied
 
     @property
     def held_bytes(self) -> int:

@@ -123,9 +123,9 @@ class Conversation:
 
     def copy(self) -> Conversation:
         """Return an independent conversation in the same state."""
-        twin = Conversation.__new__(Conversation)
-        twin.__dict__.update(self.__dict__)
-        return twin
+        copied = Conversation.__new__(Conversation)
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def close(self) -> None:
         """Record that the connection ended, from whichever side."""

@@ -1,8 +1,8 @@
 """One connection: bytes to legal messages, messages to bytes, and a limit on both.
 
 It never trusts its peer. A frame that is too long, malformed or out of turn gets an ``error`` and
-ends the connection; a peer that does not read what it is sent is dropped. ``turns`` decides when
-its messages are handled.
+ends the connection; a peer that does not read what it is sent is dropped. ``message_turns``
+decides when its messages are handled.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         self._outbox.now(self.peer.uid, 0)
         self._line_up()
 
-    # --- its turn (see ``turns.Talker``) --------------------------------------------------------
+    # --- its turn (see ``message_turns.Talker``) ------------------------------------------------
 
     def _line_up(self) -> None:
         if self._in_line or self.closed or self.choked:

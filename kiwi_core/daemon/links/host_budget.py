@@ -1,8 +1,8 @@
 """The budget of system RAM for paged-out memory: one object answers every question about it.
 
 ``kiwi_core.gpu.host`` reads what the machine and its control groups allow; the pager and the
-libraries tell what is taken. ``host_share`` divides the budget, and ``limits`` reclaims memory that
-is held only for speed.
+libraries tell what is taken. ``host_share`` divides the budget, and ``library_ram`` reclaims memory
+that is held only for speed.
 """
 
 from __future__ import annotations

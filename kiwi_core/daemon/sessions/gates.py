@@ -113,22 +113,22 @@ class Gates:
                 self._order_one(session, links)
 
     def _order_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
-        wished = self._core.scheduler.may_compute(session)
-        if not wished and self._core.scheduler.at_rest(session):
+        opens = self._core.scheduler.may_compute(session)
+        if not opens and self._core.scheduler.at_rest(session):
             self._own_burst_is_over(session)
         for link in links:
-            self.tell(link, wished)
+            self.tell(link, opens)
         if any(link.wants_lease for link in links):
             asyncio.get_running_loop().call_soon(self._ask, session)
 
-    def tell(self, link: Link, wished: bool) -> None:
-        """Send ``wished`` unless it is the last order."""
-        if link.gate_open is wished or link.connection is None:
+    def tell(self, link: Link, opens: bool) -> None:
+        """Order the gate to open or to close, unless that is the last order."""
+        if link.gate_open is opens or link.connection is None:
             return
-        link.gate_open = wished
-        if wished:
+        link.gate_open = opens
+        if opens:
             link.wants_lease = False
-        link.connection.send(Gate(open=wished))
+        link.connection.send(Gate(open=opens))
 
     def _own_burst_is_over(self, session: SessionId) -> None:
         """End the daemon's own burst when the scheduler ends it: no client reports its end."""
@@ -180,7 +180,7 @@ class Gates:
     def lease_wanted(self, link: Link) -> None:
         if link.session is None:
             link.gate_open = None
-            self.tell(link, wished=True)
+            self.tell(link, opens=True)
             return
         if link.gate_open:
             return  # the order to open is on its way

@@ -165,8 +165,8 @@ class LinkHandler:
             other = self._links.nearest(link)
             self._links.assign(link, other.id if other is not None else None)
             link.off = other is None
-            wished = other is None or self._core.scheduler.may_compute(other.id)
-            self._gates.tell(link, wished)
+            opens = other is None or self._core.scheduler.may_compute(other.id)
+            self._gates.tell(link, opens)
             if other is None:
                 self._gates.deny(link)
             else:

@@ -34,7 +34,7 @@ _SHARED: Final = ("config", "sessions", "stories", "history", "speed")
 
 _FIRST: Final = ("policy", "queue", "kept_out", "chosen", "runners")
 """Fields whose sessions are copied first, in this order. It decides which session gets which chance
-in a simulated future (``lookahead.Run``)."""
+in a simulated future (``SimulatedFuture``)."""
 
 _REST: Final = tuple(o.name for o in fields(State) if o.name not in (*_SHARED, *_FIRST))
 
