@@ -30,7 +30,7 @@ class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
     (``session.came_in(...)``) and reads the fields freely.
 
     The parts are base classes rather than attributes because rules read some hundred fields per
-    event: ``session.turn.want`` costs twice as much as ``session.want``. ``Record``, which
+    event: ``session.turn.want`` takes half as long again as ``session.want``. ``Record``, which
     brings ``Operations`` and ``Standing``, is the last one, so that ``id`` is the first argument.
     """
 
