@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from kiwi_core.sched.actions import PageIn, PageOut
+from kiwi_core.sched.actions import EndSession, PageIn, PageOut
 from kiwi_core.sched.events import DeadlinePassed, HostBudgetObserved, MemoryObserved
 from kiwi_core.sched.events import PagedIn as PagedInEvent
 from kiwi_core.sched.events import PagedOut as PagedOutEvent
@@ -38,6 +38,14 @@ class Move(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+class HistoryEnd(Struct, frozen=True, kw_only=True):
+    """A program that the scheduler had ended, and why."""
+
+    session: str
+    at_s: float
+    cause: str
+
+
 class HistoryRun(Struct, kw_only=True):
     """One daemon's run, as far as its journal records it."""
 
@@ -51,6 +59,7 @@ class HistoryRun(Struct, kw_only=True):
     differences: int = 0
     held: list[HistorySpan] = field(default_factory=list)
     waited: list[HistorySpan] = field(default_factory=list)
+    ended: list[HistoryEnd] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
 
 
@@ -94,6 +103,9 @@ class Historian:
         for action in entry.actions:
             if isinstance(action, (PageOut, PageIn)):
                 self._operations[action.op] = action.session
+            elif isinstance(action, EndSession):
+                end = HistoryEnd(session=action.session, at_s=self._now_s, cause=action.cause)
+                self.run.ended.append(end)
         event = entry.event
         if isinstance(event, (PagedOutEvent, PagedInEvent)):
             session = self._operations.pop(event.op, "?")

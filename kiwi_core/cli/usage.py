@@ -38,6 +38,7 @@ columns:
   suspended   waited for it in mid-cell, after the quantum had ended
   moved       memory moved out of the GPU and back in, and how long that took
   cells       GPU cells (or programs) that began
+  ended       programs that Kiwi has ended (kiwi daemon --end-immovable-after), if there are any
 
 You see your own notebooks, and the sum of all other users; root, the daemon's owner and its admin
 group see everybody. --since reaches back to within 5 minutes in the last two days, to the hour in
@@ -150,10 +151,16 @@ def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Styl
         "",
         "cells",
     )
-    rows = [head, *(_cells(row) for row in _over_all(told))]
+    sums = _over_all(told)
+    rows = [head, *(_cells(row) for row in sums)]
+    figures = 6
+    if any(row.ended for row in sums):
+        ended = ["ended", *(str(row.ended) if row.ended else "" for row in sums)]
+        rows = [(*row, last) for row, last in zip(rows, ended, strict=True)]
+        figures += 1
     if by == "user":
         rows = [(first, *rest) for first, _, *rest in rows]
-    lines += table(rows, right=range(len(rows[0]) - 6, len(rows[0])))
+    lines += table(rows, right=range(len(rows[0]) - figures, len(rows[0])))
     if not all(report.complete for _, report in told):
         lines += ["", style.yellow("What came last is missing: it cannot be written (disk full?).")]
     return lines

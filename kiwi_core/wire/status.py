@@ -221,3 +221,6 @@ class UsageRow(Struct, frozen=True, kw_only=True):
     moved_in_bytes: int
     bursts: int
     suspensions: int
+    ended: int = 0
+    """Programs that Kiwi has ended, because others waited for GPU memory that they neither used nor
+    could give up."""

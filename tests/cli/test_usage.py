@@ -8,6 +8,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from kiwi_core.cli.usage import parse_since
@@ -49,6 +50,16 @@ def test_a_table_for_people(daemon: ScriptedDaemon, kiwi: Kiwi) -> None:
         assert shown in mine
     assert others.startswith("another user")
     assert (daemon.asked_usage.by, daemon.asked_usage.since_unix_s) == (UsageBy.USER, 0.0)
+
+
+def test_programs_that_were_ended_have_a_column_if_there_are_any(
+    daemon: ScriptedDaemon, kiwi: Kiwi
+) -> None:
+    daemon.usage = told(msgspec.structs.replace(ROW, ended=2), OTHERS)
+    _, _, head, mine, others = kiwi("usage", "--by", "job").out.splitlines()
+    assert head.split()[-1] == "ended"
+    assert mine.split()[-2:] == ["40", "2"]
+    assert others.split()[-1] == "1", "its cells: none of theirs was ended"
 
 
 def test_several_gpus_are_one_table_and_two_objects(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import EndSession
 from kiwi_core.states import Notice
 from kiwi_core.units import MIB, SessionId
+from kiwi_core.wire.messages import UsageBy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +62,10 @@ def test_who_cannot_be_moved_out_is_ended_and_the_other_gets_on(
     assert other.intact()
     assert "session is ended" in daemon.log()
     assert "--mem=" in daemon.log()
+    with closing(daemon.client()) as client:
+        rows = client.usage(UsageBy.NOTEBOOK, 0.0).rows
+        assert {row.name: row.ended for row in rows} == {"one": 1, "other": 0}
+        assert client.metrics().ended == 1
     orders = [action for entry in daemon.journal() for action in entry.actions]
     [order] = [action for action in orders if isinstance(action, EndSession)]
     assert order.cause.startswith("others have waited 4 s for its unused GPU memory. ")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 _COLUMNS: Final = ("begins_s", "uid", "name", "job", *Account._fields)
 _SUMS: Final = ", ".join(f"SUM({name})" for name in Account._fields)
-_FIELDS: Final = ", ".join(Account._fields)
+_BEFORE_ENDED: Final = ", ".join(name for name in Account._fields if name != "ended")
 _CREATE: Final = (
     "CREATE TABLE IF NOT EXISTS usage (begins_s INTEGER NOT NULL, uid INTEGER NOT NULL, "
     "name TEXT NOT NULL, job TEXT NOT NULL, "
@@ -60,7 +60,8 @@ _COARSEN: Final = (
 )
 _COLUMNS_OF: Final = {
     0: (),
-    1: tuple(name for name in _COLUMNS if name != "job"),
+    1: tuple(name for name in _COLUMNS if name not in ("job", "ended")),
+    2: tuple(name for name in _COLUMNS if name != "ended"),
     VERSION: _COLUMNS,
 }
 _STEPS_FROM: Final = {
@@ -68,9 +69,10 @@ _STEPS_FROM: Final = {
     1: (
         "ALTER TABLE usage RENAME TO without_jobs",
         _CREATE,
-        f"INSERT INTO usage SELECT begins_s, uid, name, '', {_FIELDS} FROM without_jobs",
+        f"INSERT INTO usage SELECT begins_s, uid, name, '', {_BEFORE_ENDED}, 0 FROM without_jobs",
         "DROP TABLE without_jobs",
     ),
+    2: ("ALTER TABLE usage ADD COLUMN ended INTEGER NOT NULL DEFAULT 0",),
 }
 """What makes a file of an older version one of this version; 0 is a new file."""
 _COARSENED: Final = "DELETE FROM usage WHERE begins_s < :before AND begins_s % :length != 0"

@@ -263,7 +263,8 @@ class State(Derived):
 
     def forget(self, session: Session) -> None:
         """Remove ``session`` from all records; its story stays a while."""
-        self.history.happenings.append(SessionForgotten(session.id, session.account(self.now_ns)))
+        final = session.account(self.now_ns)._replace(ended=int(session.ended))
+        self.history.happenings.append(SessionForgotten(session.id, final))
         session.no_longer_counts()
         session.gone = True
         self.refresh(session)

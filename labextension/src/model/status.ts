@@ -85,7 +85,12 @@ function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
   const position = ordinal(entry.position);
   const wait = waitWords(store, entry);
   if (entry.blocked) {
-    return said(wait, `${session.name}: ${session.problem_text}`, 'wrong');
+    return said(
+      wait,
+      `${session.name}: ${session.problem_text}`,
+      'wrong',
+      store.expected(session.id) !== null
+    );
   }
   const held = session.state === 'suspended' ? ' It was suspended in mid-cell and goes on.' : '';
   return said(

@@ -13,7 +13,8 @@ export function waitWords(store: IKiwiStore, entry: IWaiter): string {
   if (entry.kept_out) {
     return keptOutWords(entry.kept_out);
   }
-  return entry.blocked ? 'held up' : (waitLeft(store.expected(entry.session), store.now()) ?? '');
+  const left = waitLeft(store.expected(entry.session), store.now()) ?? '';
+  return [entry.blocked ? 'held up' : '', left].filter(words => words !== '').join(', ');
 }
 
 /** Says that a user keeps a session out of the GPU, whether it waits or not. */
