@@ -36,7 +36,7 @@ def grow(to_mib, step_mib, begun, go):
     open(begun, "w").close()
     while not os.path.exists(go):
         memory.step()
-        time.sleep(0.005)
+        time.sleep(0.02)
     while len(memory.digests) + sum(size for _, size in grown) < to_mib:
         address = int(check(cuda.cuMemAlloc(step_mib * PIECE)))
         check(cuda.cuMemsetD8(address, len(grown) % 251, step_mib * PIECE))

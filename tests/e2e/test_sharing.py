@@ -186,7 +186,7 @@ PROGRAM = f"""
 print("taken", flush=True)
 while not os.path.exists(sys.argv[1]):
     memory.step(write=True)
-    time.sleep(0.005)
+    time.sleep(0.02)
 print("intact" if memory.intact() else "DAMAGED", memory.steps, flush=True)
 sys.exit(7)
 """

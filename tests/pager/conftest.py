@@ -13,13 +13,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worlds import EmulatedWorld
+    from worlds import EmulatedWorld, SharedWorlds
+
+
+@pytest.fixture(scope="module")
+def shared_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedWorlds]:
+    from worlds import SharedWorlds
+
+    worlds = SharedWorlds(tmp_path_factory.mktemp("worlds"))
+    yield worlds
+    worlds.close()
 
 
 @pytest.fixture
-def emulated(tmp_path: Path) -> Iterator[EmulatedWorld]:
+def emulated(shared_worlds: SharedWorlds) -> Iterator[EmulatedWorld]:
     from worlds import EmulatedWorld
 
-    world = EmulatedWorld(tmp_path / "gpus")
-    yield world
-    world.close()
+    with shared_worlds.lend(EmulatedWorld) as world:
+        yield world

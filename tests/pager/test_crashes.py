@@ -12,7 +12,6 @@ import pytest
 from contract import moved, refused, soon_ns
 from cuda_processes import wait_until
 
-from kiwi_core import emulator
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
@@ -87,7 +86,7 @@ def test_the_caller_killed_at_each_stage(
 @pytest.mark.parametrize("call", ["page_out", "page_in"])
 def test_the_caller_killed_while_the_driver_copies(emulated: EmulatedWorld, call: str) -> None:
     """The driver continues, and reports CHECKPOINTING (4) or RESTORING (5) until it is done."""
-    emulator.set_driver_version(emulated.path, 13040)
+    emulated.set_driver_version(13040)
     session = emulated.start(16 * MIB)
     before = session.digest()
     caller = emulated.new_pager()

@@ -14,14 +14,14 @@ from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from worlds import SharedWorlds
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[GatedWorld]:
-    world = GatedWorld(tmp_path / "gpus")
-    yield world
-    world.close()
+def world(shared_worlds: SharedWorlds) -> Iterator[GatedWorld]:
+    with shared_worlds.lend(GatedWorld) as world:
+        yield world
 
 
 class TestGated(PagerContract):

@@ -10,14 +10,14 @@ from worlds import LinkedWorld, PreloadedWorld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from worlds import SharedWorlds
 
 
 @pytest.fixture(params=[LinkedWorld, PreloadedWorld], ids=["scripted", "library"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LinkedWorld]:
-    world = request.param(tmp_path / "gpus")
-    yield world
-    world.close()
+def world(request: pytest.FixtureRequest, shared_worlds: SharedWorlds) -> Iterator[LinkedWorld]:
+    with shared_worlds.lend(request.param) as world:
+        yield world
 
 
 class TestLinked(PagerContract):

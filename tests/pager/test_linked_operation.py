@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from linked_program import LinkedProgram
+    from worlds import SharedWorlds
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -85,10 +86,9 @@ class Family:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[LinkedWorld]:
-    world = LinkedWorld(tmp_path / "gpus")
-    yield world
-    world.close()
+def world(shared_worlds: SharedWorlds) -> Iterator[LinkedWorld]:
+    with shared_worlds.lend(LinkedWorld) as world:
+        yield world
 
 
 @pytest.fixture
@@ -436,7 +436,7 @@ def test_a_move_that_never_ends_is_given_up(world: LinkedWorld) -> None:
     contents = session.digest(), other.digest()
     for one in (session, other):
         moved(world.pager.page_out(one.target, soon_ns()))
-    world.pager.worker.do("import kiwi_core.daemon.links.link as link; link.MOVE_GRACE_S = 0.2")
+    world.pager.patch("import kiwi_core.daemon.links.link as link; link.MOVE_GRACE_S = 0.2")
     session.script("page-in", "hang")
     refused(world.pager.page_in(session.target, soon_ns(1.0)), Reason.LOCK_TIMEOUT)
     orders = session.get("library.orders")

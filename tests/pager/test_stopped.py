@@ -13,7 +13,6 @@ from cuda_processes import wait_until
 from halted import debugged
 from worlds import EmulatedWorld, LinkedWorld
 
-from kiwi_core import emulator
 from kiwi_core.pager.checkpoint import stopped
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
@@ -21,15 +20,14 @@ from kiwi_core.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worlds import RunningSession
+    from worlds import RunningSession, SharedWorlds
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[LinkedWorld]:
+def world(shared_worlds: SharedWorlds) -> Iterator[LinkedWorld]:
     """Provide the daemon's pager and programs without a library."""
-    world = LinkedWorld(tmp_path / "gpus")
-    yield world
-    world.close()
+    with shared_worlds.lend(LinkedWorld) as world:
+        yield world
 
 
 def start(world: LinkedWorld, size_bytes: int, child_bytes: int = 0) -> RunningSession:
@@ -89,7 +87,7 @@ session_pager.continued = late
 @pytest.mark.parametrize("call", ["suspend", "page_out"])
 def test_ctrl_z_just_after_the_look_for_stopped_programs(world: LinkedWorld, call: str) -> None:
     session = start(world, 4 * MIB)
-    world.pager.worker.do(STOPPED_LATE)
+    world.pager.patch(STOPPED_LATE)
     moved(getattr(world.pager, call)(session.target, soon_ns()))
     wait_until(lambda: state(session.pid) == "T", "it stands still again")
     os.kill(session.pid, signal.SIGCONT)
@@ -97,7 +95,7 @@ def test_ctrl_z_just_after_the_look_for_stopped_programs(world: LinkedWorld, cal
 
 def test_ctrl_z_in_the_middle_of_a_page_out(world: LinkedWorld) -> None:
     """The driver copies inside the program's own process here, so it would stop too."""
-    emulator.set_driver_version(world.path, 13040)  # this driver reports CHECKPOINTING
+    world.set_driver_version(13040)  # this driver reports CHECKPOINTING
     session, caller = start(world, 32 * MIB), world.new_pager()
     before = session.digest()
     world.set_copy_bandwidth(16 * MIB)
@@ -135,7 +133,7 @@ def test_a_frozen_control_group(world: LinkedWorld, tmp_path: Path, name: str, t
     session = start(world, 4 * MIB)
     place = tmp_path / name
     place.write_text(text)
-    world.pager.worker.do(
+    world.pager.patch(
         "from pathlib import Path; import kiwi_core.pager.checkpoint.stopped as stopped;"
         f" stopped._places = lambda pid: [Path({str(place)!r})]"
     )

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 from cuda_processes import Program, Worker, end_on_a_gpu, wait_until
@@ -26,9 +26,11 @@ from kiwi_core.pager.api import Target
 from kiwi_core.units import GIB, MIB, SessionId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kiwi_core.gpu.processes import ProcessRef
+
+World = TypeVar("World", bound="EmulatedWorld")
 
 _numbers = itertools.count(1)
 
@@ -48,7 +50,8 @@ class RunningSession(CudaProgram):
 
 
 class ProcessWorld:
-    """Programs and pagers on one GPU; ``close`` ends them all."""
+    """Programs and pagers on one GPU; ``close`` ends them all. ``tidy`` ends what a test has
+    started, for the next test."""
 
     unit_bytes: int
     overhead_bytes: int
@@ -63,6 +66,8 @@ class ProcessWorld:
         self._holder: Worker | None = None
         self.pager = self.new_pager()
         self.memory_bytes = self.free_bytes()
+        self._first_pager, self._ending, self._closing = self.pager, self._closing, []
+        self._altered = False
 
     def new_pager(self, **config: object) -> PagerProcess:
         """Start another caller, beside the first or after its crash."""
@@ -109,10 +114,25 @@ class ProcessWorld:
         code = f"__import__('kiwi_core.gpu.driver').gpu.driver.checkpoint_state({pid}).name"
         return str(self.pager.worker.get(code))
 
-    def close(self) -> None:
+    @property
+    def reusable(self) -> bool:
+        """Return whether another test would find what it expects once ``tidy`` has been called."""
+        pager = self._first_pager
+        return pager.worker.usable and not pager.patched and not self._altered
+
+    def tidy(self) -> None:
+        """End everything but the first pager, which forgets what it knew."""
         with contextlib.ExitStack() as stack:  # call each, even if one raises
             for close in self._closing:
                 stack.callback(close)
+        self._closing, self._programs, self._holder = [], [], None
+        self.pager = self._first_pager
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for close in self._ending:
+                stack.callback(close)
+            stack.callback(self.tidy)
 
 
 class EmulatedWorld(ProcessWorld):
@@ -154,10 +174,25 @@ class EmulatedWorld(ProcessWorld):
         self.faults.clear("hang")
 
     def set_copy_bandwidth(self, bytes_per_s: int) -> None:
+        self._altered = True
         emulator.set_copy_bandwidth(self.path, bytes_per_s)
 
-    def close(self) -> None:
+    def set_driver_version(self, version: int) -> None:
+        self._altered = True
+        emulator.set_driver_version(self.path, version)
+
+    @property
+    def reusable(self) -> bool:
+        return super().reusable and not emulator.host_down(self.path)
+
+    def tidy(self) -> None:
         self.faults.clear()
+        super().tidy()
+        if self.reusable:
+            self.pager.forget()
+            wait_until(lambda: self.used_bytes() == 0, "all programs off the books")
+
+    def close(self) -> None:
         super().close()
         wait_until(lambda: not emulator.books(self.path).processes, "all processes off the books")
         assert self.used_bytes() == 0
@@ -172,13 +207,15 @@ class LinkedWorld(EmulatedWorld):
     def __init__(self, state: Path, gpus: str = "1x64MiB") -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="kw-"))
         super().__init__(state, gpus)
-        self._closing.insert(0, lambda: shutil.rmtree(self.directory))
+        self._ending.insert(0, lambda: shutil.rmtree(self.directory))
 
     @property
     def socket(self) -> Path:
         return self.directory / f"{self.gpu_uuid}.sock"
 
     def new_pager(self, **config: object) -> PagerProcess:
+        """One more caller. Libraries connect to the newest one."""
+        self._altered = True  # no library finds the first one
         pager = super().new_pager(**config)
         pager.link(str(self.socket), 64 * MIB, **config)
         return pager
@@ -271,3 +308,34 @@ class RealWorld(ProcessWorld):
     def close(self) -> None:
         end_on_a_gpu(reversed(self._programs), self.environment)
         super().close()
+
+
+class SharedWorlds:
+    """Worlds that tests use one after another: most of what a world takes is the start of its
+    pager, which must serve many sessions one after another anyway."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._numbers = itertools.count(1)
+        self._idle: dict[type[EmulatedWorld], EmulatedWorld] = {}
+
+    @contextlib.contextmanager
+    def lend(self, kind: type[World]) -> Iterator[World]:
+        world = self._idle.pop(kind, None)
+        if world is None:
+            world = kind(self._directory / f"gpus-{next(self._numbers)}")
+        try:
+            yield cast("World", world)
+            world.tidy()
+        except BaseException:
+            world.close()
+            raise
+        if world.reusable:
+            self._idle[kind] = world
+        else:
+            world.close()
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for world in self._idle.values():
+                stack.callback(world.close)

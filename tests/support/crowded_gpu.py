@@ -64,7 +64,7 @@ while not os.path.exists(sys.argv[2]):
     back = bytearray(4096)
     check(cuda.cuMemcpyDtoH(back, memory + size - 4096, 4096))
     assert back.count(value) == 4096
-    time.sleep(0.005)
+    time.sleep(0.02)
 print("the rival's bytes are right", flush=True)
 """
 

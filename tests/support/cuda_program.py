@@ -47,7 +47,7 @@ class Rounds:
                 if read(self.buffer + (1 << 16), 1 << 16) != bytes([value]) * (1 << 16):
                     raise AssertionError(f"wrong bytes in round {self.count}")
                 self.count += 1
-                time.sleep(0.0002)  # as long as the calls: others need the processors, too
+                time.sleep(0.002)  # longer than the calls: others need the processors, too
         except BaseException as error:
             self.error = repr(error)
 

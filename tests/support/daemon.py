@@ -44,6 +44,7 @@ class Daemon:
     extra_env: dict[str, str] = field(default_factory=dict)
     pager: PagerUnderTest = CHECKPOINT
     """Pager of the kernels and programs beside the daemon."""
+    _observers: Observers | None = field(default=None, init=False, repr=False)
 
     @property
     def env(self) -> dict[str, str]:
@@ -139,11 +140,24 @@ class Daemon:
         raise AssertionError(f"no daemon of GPU {index}")
 
     def status(self, index: int = 0) -> GpuStatus:
-        client = self.client(index)
+        if self._observers is not None:
+            return self._observers.status(index)
+        with self._observed():
+            return self.status(index)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Ask by the same connections in this block: looking again and again by new ones takes
+        the processor ten times as long as the answers."""
+        if self._observers is not None:
+            yield
+            return
+        self._observers = Observers(self)
         try:
-            return client.status()
+            yield
         finally:
-            client.close()
+            self._observers.close()
+            self._observers = None
 
     def session(self, pid: int, index: int = 0) -> SessionStatus | None:
         return next((s for s in self.status(index).sessions if s.pid == pid), None)
@@ -163,7 +177,8 @@ class Daemon:
             return condition(last)
 
         try:
-            return wait_until(look, what, timeout_s)
+            with self._observed():
+                return wait_until(look, what, timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\nlast status: {last}\nlog:\n{self.log()}") from None
 
@@ -206,6 +221,29 @@ class Daemon:
             return all(self.status(index) for index in range(wanted))
         except Exception:  # noqa: BLE001  (not yet)
             return False
+
+
+class Observers:
+    """Connections to a daemon's GPUs, made when they are needed and after the other end has
+    closed them."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._clients: dict[int, Client] = {}
+
+    def status(self, index: int) -> GpuStatus:
+        client = self._clients.pop(index, None) or self._daemon.client(index)
+        try:
+            status = client.status()
+        except BaseException:
+            client.close()
+            raise
+        self._clients[index] = client
+        return status
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
 
 
 def _ended(process: psutil.Process) -> bool:

@@ -65,7 +65,7 @@ class Memory:
         self.steps += 1
         self.longest_s = max(self.longest_s, time.monotonic() - began)
 
-    def work(self, seconds=0.0, steps=0, write=False, until="", pause=0.005):
+    def work(self, seconds=0.0, steps=0, write=False, until="", pause=0.02):
         """``seconds`` on the clock (suspensions included), ``steps``, until a file ``until``
         appears: whatever comes latest."""
         ends_at, last = time.monotonic() + seconds, self.steps + steps

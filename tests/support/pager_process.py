@@ -78,6 +78,7 @@ class PagerProcess:
         **config: object,
     ) -> None:
         self.worker = Worker(environment)
+        self.patched = False
         self.worker.do(_SETUP.format(uuid=gpu_uuid, config=config, host_bytes=host_bytes))
 
     def link(self, path: str, gpu_bytes: int, **config: object) -> None:
@@ -125,6 +126,15 @@ class PagerProcess:
 
     def other_root(self, ref: ProcessRef) -> None:
         self.worker.do(f"roots.add(ProcessRef({ref.pid}, {ref.start_ticks}))")
+
+    def patch(self, code: str) -> None:
+        """Run code that changes how the pager works from now on."""
+        self.patched = True
+        self.worker.do(code)
+
+    def forget(self) -> None:
+        """Forget other roots and what was to be remembered, for another test."""
+        self.worker.do("roots.clear(); remembered.clear()")
 
     def kill(self) -> None:
         self.worker.kill()

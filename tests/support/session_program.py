@@ -68,7 +68,7 @@ class Burst:
             while not self.stopped:
                 step()
                 self.rounds += 1
-                time.sleep(0.002)
+                time.sleep(0.01)
         except BaseException as error:
             self.error = repr(error)
         finally:

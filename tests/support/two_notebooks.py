@@ -44,7 +44,7 @@ LOOP = """
 while not os.path.exists({stop!r}):
     memory.step(write={write})
     os.utime({beat!r})
-    time.sleep(0.005)
+    time.sleep(0.02)
 print("worked")
 """
 
