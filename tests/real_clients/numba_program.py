@@ -24,6 +24,9 @@ ARRAYS = 6
 PARTS = 16
 """Number of parts of each array; one step works on a part of some arrays."""
 
+PAUSE_S = 0.02
+"""Between two steps, each of which takes as long: other processes need the processors, too."""
+
 WORD = np.uint32
 
 
@@ -104,7 +107,7 @@ def main() -> None:
     work = Work(int(sys.argv[1]), int(sys.argv[2]))
     answer({"pid": os.getpid(), "gpu": cuda.get_current_device().name})
     while True:
-        if select.select([sys.stdin], [], [], 0)[0]:
+        if select.select([sys.stdin], [], [], PAUSE_S)[0]:
             question = sys.stdin.readline().strip()
             if not question:
                 return
