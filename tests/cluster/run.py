@@ -74,8 +74,9 @@ def _start(work: Path, nodes: list[Node]) -> None:
     for name, address in hosts.items():
         nodes.append(Node(name, address, work))
     connect(nodes)
-    for node in nodes[1:]:
+    for node in nodes[1:3]:
         start_kiwi(node)
+    start_kiwi(nodes[3], "2x512MiB", "--end-immovable-after", "10")
     # The first program of a user compiles Kiwi's library: that shall not count in a check.
     first = [nodes[1].start("kiwi", "run", "--", "true", user=user) for user in USERS]
     slurm_checks.start(nodes[0], nodes[1:])
@@ -84,7 +85,7 @@ def _start(work: Path, nodes: list[Node]) -> None:
 
 
 def checks(work: Path, nodes: list[Node]) -> list[functools.partial[None]]:
-    head, kn1, kn2, _ = nodes
+    head, kn1, kn2, kn3 = nodes
     return [
         functools.partial(slurm_checks.check_right_gpu, work=work, head=head, kn1=kn1),
         functools.partial(slurm_checks.check_partition, work=work, head=head),
@@ -92,6 +93,7 @@ def checks(work: Path, nodes: list[Node]) -> list[functools.partial[None]]:
         functools.partial(slurm_checks.check_weights, work=work, head=head, kn1=kn1),
         functools.partial(slurm_checks.check_drain, head=head, kn2=kn2),
         functools.partial(slurm_checks.check_suspend, work=work, head=head, kn2=kn2),
+        functools.partial(slurm_checks.check_little_ram, work=work, head=head, kn3=kn3),
         functools.partial(hub_checks.check_shared, work=work, node=kn1, kind="local"),
         functools.partial(hub_checks.check_spread, work=work, node=kn1),
         functools.partial(hub_checks.check_shared, work=work, node=kn1, kind="sudo", user=HUB_USER),
