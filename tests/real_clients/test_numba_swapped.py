@@ -30,8 +30,9 @@ PROGRAM = "numba_program.py"
 def test_two_programs_are_swapped_in_the_middle_of_their_work(
     make_daemon: Callable[..., Daemon], start: Callable[..., ClientProgram], pager: PagerUnderTest
 ) -> None:
-    """Neither ends its burst: each time one has the GPU, the other was stopped in mid-burst. The test asks
-    for the checksums while the program is out, so that it computes them first when it is back."""
+    """Neither ends its burst: each time one has the GPU, the other was stopped in the middle. The
+    test asks for the checksums while the program is out, so that it computes them first when it is
+    back."""
     daemon = make_daemon(f"1x{GPU_MIB}MiB", "--tq", "0.3")
     pair = [start(daemon, name, PROGRAM, EACH_MIB, seed) for seed, name in enumerate(("A", "B"))]
     for program in pair:
