@@ -233,7 +233,7 @@ class GpuDaemon:
             host_budget_bytes=self._budget.budget_bytes,
             everybody=self._everybody,
             runners=self._runners,
-            unlocked=self._unlocked,
+            only_recorded=self._only_recorded,
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
             found=self._found_elsewhere,
@@ -407,8 +407,8 @@ class GpuDaemon:
     def _runners(self) -> list[Target]:
         return self._targets(self._core.scheduler.holders)
 
-    def _unlocked(self) -> list[Target]:
-        return self._targets(self._core.scheduler.unlocked)
+    def _only_recorded(self) -> list[Target]:
+        return self._targets(self._core.scheduler.only_recorded)
 
     def _targets(self, sessions: Iterable[SessionId]) -> list[Target]:
         members = map(self._registry.get, sessions)

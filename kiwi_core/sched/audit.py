@@ -55,7 +55,7 @@ def _claim_bytes(st: State, s: Session) -> int:
     if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving or s.stuck:
         return claim
     comes_to_run = _does(s, Doing.PAGING_IN) and s.want is not Want.NONE
-    grows = s.want is Want.RUNNING or s.stopping or comes_to_run
+    grows = s.want is Want.RUNNING or s.turn_ending or comes_to_run
     return max(claim, s.need_bytes) if grows else claim
 
 
@@ -86,7 +86,7 @@ def _check_session(st: State, s: Session) -> None:
     _true(f"{s.id} is lost but wants", s.residency is not Residency.LOST or s.want is Want.NONE)
     _true(f"{s.id} is gone but wants", not s.gone or (s.want is Want.NONE and s.op is not None))
     _true(f"{s.id} is blocked, not queued", s.blocked is None or s.want is Want.QUEUED)
-    _true(f"{s.id} stops, not queued", not s.stopping or (s.want is Want.QUEUED and s.mid_burst))
+    _true(f"{s.id} stops, not queued", not s.turn_ending or (s.want is Want.QUEUED and s.mid_burst))
     _true(f"{s.id} is to be ended but can move", s.ends_ns is None or s.cramped_ns >= 0)
     _true(f"{s.id} is ended but used", not s.ended or s.want is Want.NONE)
     _equal(f"stretch of {s.id}", s.stretch, _stretch_of(s))
@@ -98,7 +98,7 @@ def _check_session(st: State, s: Session) -> None:
 def _stretch_of(session: Session) -> HistoryKind | None:
     """Return whether ``session`` holds the lease, waits or is suspended. A session that is being
     stopped still holds; a session that leaves waits for no turn."""
-    if session.want is Want.RUNNING or session.stopping:
+    if session.want is Want.RUNNING or session.turn_ending:
         return HistoryKind.HELD
     if session.want is Want.QUEUED and not session.leaving:
         return HistoryKind.SUSPENDED if session.mid_burst else HistoryKind.WAITED

@@ -185,7 +185,7 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     (contexts included), ``busy`` those whose GPU use in the last interval is known. ``free_bytes``
     is that of the whole GPU. ``began_ns`` is when the reading began, on the clock of ``handle``'s
     ``now_ns``; ``None``: just now. Numbers from before the end of an operation are stale.
-    ``at_large`` lists sessions that have memory in the GPU and that the driver does not hold;
+    ``at_large`` lists sessions that have memory in the GPU and that the driver has not locked;
     ``owned`` those in ``resident_bytes`` whose libraries own and move their memory; ``nowhere``
     those that have memory neither in the GPU nor anywhere else."""
 
@@ -227,9 +227,9 @@ class Outcome(_Event, frozen=True, kw_only=True):
 
 
 class Suspended(Outcome, frozen=True, kw_only=True):
-    """Answers ``Suspend``: the process is held, its memory is still in the GPU.
+    """Answers ``Suspend``: the process is suspended, its memory is still in the GPU.
 
-    ``resident_bytes`` was read while it was held, so it is exact; ``None``: it could not be read.
+    ``resident_bytes`` was read meanwhile, so it is exact; ``None``: it could not be read.
     """
 
     resident_bytes: int | None = None
@@ -241,7 +241,7 @@ class SuspendRefused(Outcome, frozen=True, kw_only=True):
 
 
 class PagedOut(Outcome, frozen=True, kw_only=True):
-    """Answers ``PageOut``: the memory is in system RAM, the process is held.
+    """Answers ``PageOut``: the memory is in system RAM, the process waits.
 
     ``moved_bytes`` is all that is out now, including what an earlier page-out moved.
     ``stays_bytes`` is still in the GPU: mostly contexts and memory that a library cannot own, which
@@ -289,8 +289,9 @@ class Resumed(Outcome, frozen=True, kw_only=True):
 
 
 class ResumeFailed(Outcome, frozen=True, kw_only=True):
-    """Answers ``Resume``: the process is still held; try again later. ``paged_out_bytes`` above 0:
-    its memory is in system RAM, because a page-out that an earlier daemon had begun went on."""
+    """Answers ``Resume``: the process is still suspended; try again later. ``paged_out_bytes``
+    above 0: its memory is in system RAM, because a page-out that an earlier daemon had begun went
+    on."""
 
     reason: Reason
     detail: str = ""

@@ -116,15 +116,17 @@ class Scheduler:
 
     @property
     def holders(self) -> tuple[SessionId, ...]:
-        """The sessions that may use the GPU: they hold the lease or are being stopped."""
+        """The sessions that may use the GPU: they hold the lease, or their turn is ending."""
         return self._st.at_work
 
     @property
-    def unlocked(self) -> tuple[SessionId, ...]:
-        """The sessions that were stopped in mid-burst, but have no GPU memory, so that the driver
-        cannot hold them: observe them often, since they may begin to use the GPU at any moment."""
-        stopped = (*self._st.queue.values(), *self._st.kept_out.values())
-        return tuple(session.id for session in stopped if session.mid_burst and session.unlocked)
+    def only_recorded(self) -> tuple[SessionId, ...]:
+        """The sessions that were suspended in mid-burst, but have no GPU memory, so that the driver
+        cannot lock them: observe them often, since they may begin to use the GPU at any moment."""
+        queued = (*self._st.queue.values(), *self._st.kept_out.values())
+        return tuple(
+            session.id for session in queued if session.mid_burst and session.only_recorded
+        )
 
     @property
     def unread(self) -> tuple[SessionId, ...]:

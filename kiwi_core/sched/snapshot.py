@@ -104,14 +104,14 @@ def _round_trip_ns(st: State, present: list[Session]) -> int | None:
 def _waiters(st: State) -> Iterator[Session]:
     """Yield the waiters that no longer hold the GPU, then the sessions kept out of it. A session
     that is being stopped is in the queue already, but is shown as a holder until it is stopped."""
-    yield from (session for session in st.policy.order(st) if not session.stopping)
+    yield from (session for session in st.policy.order(st) if not session.turn_ending)
     yield from (session for session in st.kept_out.values() if session.aside)
 
 
 def holders_told(st: State) -> tuple[SessionId, ...]:
     """Return the sessions that hold the lease or are being stopped, in the order of joining."""
     sessions = st.sessions.values()
-    return tuple(s.id for s in sessions if not s.gone and (s.want is Want.RUNNING or s.stopping))
+    return tuple(s.id for s in sessions if not s.gone and (s.want is Want.RUNNING or s.turn_ending))
 
 
 def queue_told(
@@ -148,7 +148,7 @@ def _activity(session: Session) -> str:
 def _stop_at_ns(st: State, runner: Session) -> int | None:
     """Return when ``runner`` makes way for the first waiter, or, if no session waits, when its
     quantum ends. ``None``: all waiters are being brought in beside it, or cannot have the GPU."""
-    in_line = tuple(w for w in st.policy.order(st) if not w.stopping) if st.queue else ()
+    in_line = tuple(w for w in st.policy.order(st) if not w.turn_ending) if st.queue else ()
     first = next((w for w in in_line if w.id not in st.chosen and w.blocked is None), None)
     if in_line and first is None:
         return None

@@ -37,7 +37,7 @@ def test_a_look_that_somebody_waits_for_takes_few_others_along() -> None:
             host_budget_bytes=lambda: 0,
             everybody=lambda: everybody,
             runners=list,
-            unlocked=list,
+            only_recorded=list,
             waiting=lambda: False,
             feed=lambda _event: None,
             seen=lambda target, _seen: seen.add(target.session),
@@ -82,7 +82,7 @@ async def _looks(*, waits: bool, enough: int) -> int:
         host_budget_bytes=lambda: 0,
         everybody=list,
         runners=list,
-        unlocked=list,
+        only_recorded=list,
         waiting=lambda: waits,
         feed=lambda event: feed(event) if hasattr(event, "free_bytes") else None,
     )

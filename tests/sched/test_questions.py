@@ -21,14 +21,14 @@ def test_one_that_could_not_be_held_is_loose_until_it_has_memory() -> None:
     for session in (A, B):
         scheduler.handle(ev.SessionJoined(session=session), 1)
         scheduler.handle(ev.LeaseRequested(session=session, burst=1), 2)
-    assert not scheduler.unlocked
+    assert not scheduler.only_recorded
     (_, order) = scheduler.handle(ev.DeadlinePassed(), 3 * NS_PER_S)
     assert isinstance(order, Suspend)
     scheduler.handle(ev.Suspended(op=order.op, resident_bytes=0), 4 * NS_PER_S)
-    assert scheduler.unlocked == (A,)
+    assert scheduler.only_recorded == (A,)
     seen = ev.MemoryObserved(free_bytes=7 * GIB, resident_bytes={A: GIB}, at_large=[A])
     scheduler.handle(seen, 5 * NS_PER_S)
-    assert not scheduler.unlocked
+    assert not scheduler.only_recorded
 
 
 def test_what_was_out_of_a_program_that_was_replaced_counts_no_longer() -> None:

@@ -66,7 +66,7 @@ PATIENCE_S = 1.0
 
 
 class Observer:
-    """``everybody``, ``runners`` and ``unlocked`` (called in the loop) return whom to observe;
+    """``everybody``, ``runners`` and ``only_recorded`` (called in the loop) return whom to observe;
     ``waiting`` returns whether any waits for the GPU; ``feed`` takes the events. ``found`` gets the
     place of each session that is not in the GPU or not free, and when that look began. ``seen``
     gets every observation, before the events that follow from it. A ``busy`` session (with an
@@ -81,7 +81,7 @@ class Observer:
         host_budget_bytes: Callable[[], int],
         everybody: Callable[[], list[Target]],
         runners: Callable[[], list[Target]],
-        unlocked: Callable[[], list[Target]],
+        only_recorded: Callable[[], list[Target]],
         waiting: Callable[[], bool],
         feed: Callable[[ev.Event], None],
         found: Callable[[ev.SessionJoined, int], None] = lambda _where, _began_ns: None,
@@ -94,7 +94,7 @@ class Observer:
         self._host_budget_bytes = host_budget_bytes
         self._everybody = everybody
         self._runners = runners
-        self._unlocked = unlocked
+        self._only_recorded = only_recorded
         self._somebody_waits = waiting
         self._feed = feed
         self._found = found
@@ -165,8 +165,8 @@ class Observer:
             # A session may wait for what a program outside Kiwi holds, or holds no longer.
             often = bool(targets) or self._somebody_waits()
             interval_s = self._interval_s if often else QUIET_INTERVAL_S
-            if unlocked := self._unlocked():
-                targets |= {target.session: target for target in unlocked}
+            if only_recorded := self._only_recorded():
+                targets |= {target.session: target for target in only_recorded}
                 interval_s = min(interval_s, LOOSE_INTERVAL_S)
             if time.monotonic() >= next_round_s:
                 self._round = deque(self._everybody())

@@ -266,7 +266,7 @@ class Forecast:
         last: Estimate | None = None
         for waiter in tuple(st.policy.order(st)):
             standing = ForecastBasis(now_ns, place, settings, troubles, holders)
-            place += not waiter.stopping  # a session that is being stopped is shown as a holder
+            place += not waiter.turn_ending  # a session whose turn is ending is shown as a holder
             found = ahead.waits_ns.get(waiter.id)
             if _in_vain(st, waiter):
                 self._promises.pop(waiter.id, None)

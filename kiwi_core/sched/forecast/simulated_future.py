@@ -36,7 +36,7 @@ GOLDEN: Final = 0.6180339887498949
 """The golden ratio's fraction: its multiples are spread evenly over a circle."""
 
 HOLD_NS: Final = 10 * NS_PER_MS
-"""Time to hold a process, or to release it, without moving anything."""
+"""Time to suspend or resume a process, without moving anything."""
 
 ENDED_NS: Final = 2 * NS_PER_S
 """Time from the order to end a program to its death: the daemon tells its user first."""

@@ -85,7 +85,7 @@ class Derived(Mode, Readings):
         claim, host, grows = resident, session.paged_out_bytes, want is RUNNING
         if op is not None:
             # A hung operation keeps what it may hold, but no reserve for growth.
-            grows = not op.overdue and (op.stops_runner or op.doing is PAGING_IN)
+            grows = not op.overdue and (op.ends_turn or op.doing is PAGING_IN)
             if op.doing is PAGING_IN:
                 grows = grows and want is not NOTHING
                 claim = footprint

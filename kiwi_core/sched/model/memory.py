@@ -74,13 +74,13 @@ class Memory:
         self.paged_out_bytes = paged_out_bytes
         self.restore_bytes = resident_bytes + paged_out_bytes
 
-    def held(self, resident_bytes: int | None) -> None:
-        """Record that its process is held, with its memory in the GPU; ``None``: size unknown."""
+    def was_suspended(self, resident_bytes: int | None) -> None:
+        """Record a suspension that left its memory in the GPU; ``None``: its size is unknown."""
         self.residency = SUSPENDED
         if resident_bytes is not None:
             self.resident_bytes = resident_bytes
 
-    def freed(self) -> None:
+    def was_resumed(self) -> None:
         """Record that its process is free to run, and that nothing is in system RAM."""
         self.residency = RESIDENT
         self.paged_out_bytes = self.restore_bytes = 0
@@ -94,7 +94,7 @@ class Memory:
         self.resident_bytes = stays_bytes if self.owned else 0
 
     def came_in(self, resident_bytes: int) -> None:
-        self.freed()
+        self.was_resumed()
         self.resident_bytes = resident_bytes
 
     def contents_lost(self) -> None:

@@ -35,8 +35,8 @@ class OngoingOperation:
     op: OpId
     doing: Doing
     started_ns: int
-    stops_runner: bool = False
-    """The operation stops a session that held the lease; the session holds until it reports."""
+    ends_turn: bool = False
+    """The operation ends the turn of a session, which counts as a holder until it reports."""
     hinted: bool = False
     """The operation follows from a hint; no session waits for it."""
     move_id: int = 0
@@ -60,10 +60,9 @@ class Operations:
         return self.op is not None and self.op.overdue
 
     @property
-    def stopping(self) -> bool:
-        """Return whether it held the lease and is being stopped; it may run until the operation
-        reports."""
-        return self.op is not None and self.op.stops_runner
+    def turn_ending(self) -> bool:
+        """Return whether its turn is being ended; it may run until the operation reports."""
+        return self.op is not None and self.op.ends_turn
 
     def op_begins(self, op: OngoingOperation) -> None:
         self.op = op

@@ -64,19 +64,19 @@ class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
 
     def run_ns(self, now_ns: int) -> int:
         """Return how long its present turn has lasted; 0 unless it holds the lease."""
-        holds = self.want is RUNNING or self.stopping
+        holds = self.want is RUNNING or self.turn_ending
         return now_ns - self.granted_ns if holds else 0
 
     @property
-    def unlocked(self) -> bool:
-        """Whether only the scheduler's records hold it: it had no GPU memory, so the driver could
-        not lock it."""
+    def only_recorded(self) -> bool:
+        """Whether it is suspended or out in the scheduler's records only: it had no GPU memory, so
+        the driver could not lock it."""
         return self.residency in NOT_FREE and not self.footprint_bytes and self.op is None
 
     @property
     def aside(self) -> bool:
         """Return whether it wants the GPU, is kept out of it, and no longer holds it."""
-        return bool(self.kept_out) and self.want is QUEUED and not self.stopping
+        return bool(self.kept_out) and self.want is QUEUED and not self.turn_ending
 
 
 @dataclass(slots=True, eq=False)

@@ -279,7 +279,7 @@ class State(Derived):
     @property
     def at_work(self) -> tuple[SessionId, ...]:
         """The sessions that hold the lease or are being stopped."""
-        stopping = (session.id for session in self.ops.values() if session.stopping)
+        stopping = (session.id for session in self.ops.values() if session.turn_ending)
         return (*self.runners, *stopping)
 
     @property
@@ -289,7 +289,7 @@ class State(Derived):
         holders = len(self.runners)
         for session in self.ops.values():
             op = session.op
-            if op is not None and op.stops_runner and not op.overdue:
+            if op is not None and op.ends_turn and not op.overdue:
                 holders += 1
         return holders
 

@@ -42,8 +42,8 @@ def stop_holding(st: State, session: Session, then: HistoryKind | None = None) -
     session.turn_goes_on(then, st.now_ns, st.history)
 
 
-def stopped(st: State, session: Session) -> None:
-    """Record that a session that held the lease is held now and waits for its next turn."""
+def turn_ended(st: State, session: Session) -> None:
+    """Record that a session that held the lease is suspended and waits for its next turn."""
     stop_holding(st, session, then=SUSPENDED)
     session.waits_anew(st.now_ns)
     session.learn_from_stop(session.attained_ns)
@@ -61,12 +61,12 @@ def _rest(st: State, session: Session) -> None:
         st.runs_no_more(session)
     elif session.want is QUEUED:
         st.leave_line(session)
-        if session.stopping:
+        if session.turn_ending:
             stop_holding(st, session)
         else:
             session.turn_goes_on(None, st.now_ns, st.history)
     if session.op is not None:
-        session.op.stops_runner = False
+        session.op.ends_turn = False
     session.rests(st.now_ns)
     session.lingers_no_more()
     st.used_now(session)
@@ -82,7 +82,7 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
     """End the burst, whether it runs, was stopped, or has not begun. ``left_ns`` is when its
     program stopped using the GPU, if its memory must still be read; otherwise ``None``."""
     begun = session.want is RUNNING or session.mid_burst
-    if left_ns is not None and (session.want is RUNNING or session.stopping):
+    if left_ns is not None and (session.want is RUNNING or session.turn_ending):
         st.left_gpu(session, left_ns)
     _rest(st, session)
     session.burst_ends()

@@ -92,7 +92,7 @@ def _tend(st: State, wanted: RoomRequest) -> None:
     if session.want is QUEUED or session.op is not None:
         return  # the room is made before its turn comes
     if session.residency is SUSPENDED:
-        return  # its burst ended while it was held: it is resumed first
+        return  # its burst ended while it was suspended: it is resumed first
     kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
     others_bytes = st.claimed_bytes - session.counted_claim_bytes
     short_bytes = wanted.bytes + kept_bytes + others_bytes - st.capacity_bytes

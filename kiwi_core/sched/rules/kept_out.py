@@ -71,7 +71,7 @@ def tend(st: State) -> None:
             continue
         cause = f"{session.kept_out} suspends it"
         if runs:
-            orders.stop(st, session, PAGING_OUT if moves else SUSPENDING, cause)
+            orders.end_turn(st, session, PAGING_OUT if moves else SUSPENDING, cause)
         else:
             orders.page_out(st, session, cause)
 

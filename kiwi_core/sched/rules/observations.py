@@ -55,17 +55,17 @@ def _learn(st: State, session: Session, began_ns: int) -> None:
 
 
 def _slipped(st: State, session: Session) -> None:
-    """Correct the record of a session that should be held but runs free, as the driver reports: it
+    """Correct the record of a session that should be suspended but runs, as the driver reports: it
     had no GPU memory, so the driver could not lock it, and has some now (or another program
-    unlocked it). If it is not its turn, the settle pass holds it again."""
-    session.freed()
+    unlocked it). If it is not its turn, the settle pass suspends it again."""
+    session.was_resumed()
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
 
 def _vanished(st: State, session: Session) -> None:
     """Record that the paged-out memory no longer exists: its program has ended, or has been
     replaced by another one in the same process."""
-    session.freed()
+    session.was_resumed()
     st.tell(session, "has nothing in system RAM any more: its program was replaced")
 
 

@@ -15,7 +15,7 @@ from kiwi_core.sched.model.operations import (
     Doing,
     OngoingOperation,
 )
-from kiwi_core.sched.rules.bursts import stopped
+from kiwi_core.sched.rules.bursts import turn_ended
 from kiwi_core.states import Notice
 from kiwi_core.units import NS_PER_S, OpId
 
@@ -63,14 +63,15 @@ def grant_lost(st: State, session: Session) -> None:
     )
 
 
-def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
-    """Stop a runner: it joins the queue now, but counts as a holder until the operation reports.
-    The session is notified now, because it may not be able to show anything once it is held."""
+def end_turn(st: State, session: Session, doing: Doing, cause: str) -> None:
+    """End the turn of a runner: it joins the queue now, but counts as a holder until the operation
+    reports. The session is notified now, because it may not be able to show anything once it is
+    suspended."""
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     if not session.kept_out:  # else ``line_up`` notifies it
         st.notify(session, Notice.SUSPENDED, cause=cause)
-    _start(st, session, doing, cause, stops_runner=True)
+    _start(st, session, doing, cause, ends_turn=True)
     st.line_up(session)
 
 
@@ -78,7 +79,7 @@ def leave_where_it_is(st: State, session: Session, cause: str) -> None:
     """End the turn of a runner without an operation: its process does not run anyway."""
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
-    stopped(st, session)
+    turn_ended(st, session)
     st.notify(session, Notice.SUSPENDED, cause=cause)
     st.refresh(session)
     st.line_up(session)
@@ -107,7 +108,7 @@ def _start(
     doing: Doing,
     cause: str,
     *,
-    stops_runner: bool = False,
+    ends_turn: bool = False,
     hinted: bool = False,
 ) -> None:
     op = OpId(st.next_op)
@@ -119,7 +120,7 @@ def _start(
         moved_bytes = session.resident_bytes if doing is PAGING_OUT else restore_bytes
         move_id = st.history.next()
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    st.op_begins(session, OngoingOperation(op, doing, st.now_ns, stops_runner, hinted, move_id))
+    st.op_begins(session, OngoingOperation(op, doing, st.now_ns, ends_turn, hinted, move_id))
     if doing is SUSPENDING:
         st.actions.append(Suspend(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
     elif doing is RESUMING:

@@ -80,14 +80,14 @@ def _leave_or_return(st: State, session: Session) -> None:
 
 
 def _stopped(st: State, session: Session, running: OngoingOperation) -> None:
-    if running.stops_runner:
-        bursts.stopped(st, session)
+    if running.ends_turn:
+        bursts.turn_ended(st, session)
 
 
 def suspended(st: State, event: ev.Suspended) -> None:
     if (taken := _take(st, event, SUSPENDING)) is not None:
         session, running = taken
-        session.held(event.resident_bytes)
+        session.was_suspended(event.resident_bytes)
         if event.resident_bytes is not None:
             wants = session.want is not NOTHING
             session.learn_from_reading(event.resident_bytes, st.total_bytes, in_burst=wants)
@@ -146,7 +146,7 @@ def _swapped(
 def resumed(st: State, event: ev.Resumed) -> None:
     if (taken := _take(st, event, RESUMING)) is not None:
         session, _ = taken
-        session.freed()
+        session.was_resumed()
         st.tell(session, "let go")
         _succeeded(st, session)
 
@@ -164,9 +164,9 @@ def _refused(
     st.choose_no_more(session)
     if session.stopped and running.doing is not PAGING_IN:
         session.cannot_move_while_stopped()
-    if running.stops_runner:
+    if running.ends_turn:
         if session.stopped:
-            bursts.stopped(st, session)  # it does not run: its turn is over anyway
+            bursts.turn_ended(st, session)  # it does not run: its turn is over anyway
         else:
             _runs_on(st, session)
     known = reason in HOPELESS and words == session.problem_detail
@@ -242,7 +242,7 @@ def page_in_lost(st: State, event: ev.PageInLost) -> None:
 def lost(st: State, session: Session, running: OngoingOperation, detail: str) -> None:
     """Handle the loss of a session's contents. A session that still waits for its burst gets its
     grant, so that its own CUDA calls raise; otherwise it would wait for ever."""
-    if running.stops_runner:
+    if running.ends_turn:
         bursts.stop_holding(st, session)
     waits = session.want is QUEUED and not session.mid_burst and not session.leaving
     bursts.lose(st, session)

@@ -185,7 +185,7 @@ def _await_turn(st: State, waiter: Session) -> QueueStep:
             st.wake_at(stop_at_ns)
             continue
         hindrance = _make_way(st, runner, waiter) or hindrance
-        if not st.serialised and runner.stopping:
+        if not st.serialised and runner.turn_ending:
             break  # one may be enough: see what room that gives before stopping another
     if hindrance is not None:
         _block(st, waiter, *hindrance)
@@ -218,7 +218,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     lacking_bytes = room.lacked_bytes(st, waiter) - free_bytes - movable_bytes
     found = room.survey(st, short_bytes, beside=waiter, lacking_bytes=lacking_bytes)
     if found.gain_bytes >= short_bytes:
-        orders.stop(st, runner, SUSPENDING, cause)
+        orders.end_turn(st, runner, SUSPENDING, cause)
         return None
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
         return room.blocked_by(st, waiter, found)
@@ -226,7 +226,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return Notice.BLOCKED_REFUSED, runner.problem_detail
     if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
         return room.blocked_by(st, waiter, VictimSurvey(over_budget=runner))
-    orders.stop(st, runner, PAGING_OUT, cause)
+    orders.end_turn(st, runner, PAGING_OUT, cause)
     return None
 
 
@@ -278,7 +278,7 @@ def thin_out(st: State) -> None:
         # Where system RAM is full or the session cannot be moved, holding it stops its growth.
         fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
         doing = PAGING_OUT if fits and not runner.unmovable else SUSPENDING
-        orders.stop(st, runner, doing, "the runners no longer fit together")
+        orders.end_turn(st, runner, doing, "the runners no longer fit together")
 
 
 def _block(st: State, waiter: Session, notice: Notice, detail: str) -> None:
