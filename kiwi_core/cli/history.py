@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
 from kiwi_core.sched.actions import EndSession, PageIn, PageOut
-from kiwi_core.sched.events import DeadlinePassed, HostBudgetObserved, MemoryObserved
 from kiwi_core.sched.events import PagedIn as PagedInEvent
 from kiwi_core.sched.events import PagedOut as PagedOutEvent
+from kiwi_core.sched.model.happenings import HOLDS, StretchEnded
 from kiwi_core.sched.replay import MovedBytes
+from kiwi_core.states import HistoryKind
 from kiwi_core.units import SessionId, ns_to_seconds
 
 if TYPE_CHECKING:
     from kiwi_core.sched.replay import JournalEntry, JournalHeader
     from kiwi_core.sched.scheduler import Scheduler
 
-_LOOKS = (MemoryObserved, DeadlinePassed, HostBudgetObserved)
-"""Events that change no holder unless they cause an action, or a cell has left something behind."""
+_TURNS: Final = (HistoryKind.HELD, HistoryKind.WAITED, HistoryKind.SUSPENDED)
 
 
 class HistorySpan(Struct, frozen=True, kw_only=True):
@@ -64,47 +64,56 @@ class HistoryRun(Struct, kw_only=True):
 
 
 class Historian:
-    """Builds a ``HistoryRun``. It gets each entry after the scheduler; ``finish`` closes spans."""
+    """Builds a ``HistoryRun``. It gets each entry after ``scheduler``, which gets none if the
+    beginning of the journal is missing; ``finish`` closes spans."""
 
-    def __init__(self, header: JournalHeader) -> None:
+    def __init__(self, header: JournalHeader, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.run = HistoryRun(
             gpu_uuid=header.gpu_uuid,
             began_at_unix_s=header.wall_time_s,
             checked=not header.continued,
         )
         self._start_ns: int | None = None
-        self._now_s = 0.0
-        self._holding: dict[str, float] = {}
-        self._waiting: dict[str, float] = {}
+        self._now_ns = 0
         self._operations: dict[int, str] = {}
         self._moved_bytes = MovedBytes()
-        self._lingering = False
 
-    def feed(self, entry: JournalEntry, scheduler: Scheduler) -> None:
+    def feed(self, entry: JournalEntry) -> None:
         if self._start_ns is None:
             self._start_ns = entry.now_ns
-        self._now_s = ns_to_seconds(entry.now_ns - self._start_ns)
+        self._now_ns = entry.now_ns
         self.run.events += 1
         self._note_operations(entry)
-        if entry.actions or self._lingering or not isinstance(entry.event, _LOOKS):
-            view = scheduler.view(entry.now_ns)
-            self._lingering = any(session.lingering for session in view.sessions)
-            self._follow(self._holding, set(view.holders), self.run.held)
-            self._follow(self._waiting, {one.session for one in view.queue}, self.run.waited)
+        for one in self._scheduler.happenings:
+            if isinstance(one, StretchEnded) and one.ended_ns > one.began_ns:
+                self._span(one.kind, one.session, one.began_ns)
 
     def finish(self, differences: int) -> HistoryRun:
-        self._follow(self._holding, set(), self.run.held)
-        self._follow(self._waiting, set(), self.run.waited)
+        for one in self._scheduler.history(0, self._now_ns):
+            if one.ended_ns is None and one.kind in _TURNS:
+                self._span(one.kind, one.session, one.began_ns)
         self.run.differences = differences
-        self.run.seconds = self._now_s
+        self.run.seconds = self._seconds(self._now_ns)
         return self.run
+
+    def _seconds(self, at_ns: int) -> float:
+        return ns_to_seconds(at_ns - (self._start_ns or 0))
+
+    def _span(self, kind: HistoryKind, session: str, began_ns: int) -> None:
+        """Add a span that ends now."""
+        spans = self.run.held if kind is HOLDS else self.run.waited
+        began_s, now_s = self._seconds(began_ns), self._seconds(self._now_ns)
+        spans.append(HistorySpan(session=session, from_s=began_s, to_s=now_s))
 
     def _note_operations(self, entry: JournalEntry) -> None:
         for action in entry.actions:
             if isinstance(action, (PageOut, PageIn)):
                 self._operations[action.op] = action.session
             elif isinstance(action, EndSession):
-                end = HistoryEnd(session=action.session, at_s=self._now_s, cause=action.cause)
+                end = HistoryEnd(
+                    session=action.session, at_s=self._seconds(self._now_ns), cause=action.cause
+                )
                 self.run.ended.append(end)
         event = entry.event
         if isinstance(event, (PagedOutEvent, PagedInEvent)):
@@ -115,14 +124,6 @@ class Historian:
                     direction="out" if isinstance(event, PagedOutEvent) else "in",
                     bytes_moved=self._moved_bytes.of(SessionId(session), event),
                     seconds=ns_to_seconds(event.elapsed_ns),
-                    at_s=self._now_s,
+                    at_s=self._seconds(self._now_ns),
                 )
             )
-
-    def _follow(self, begun: dict[str, float], now: set[str], spans: list[HistorySpan]) -> None:
-        spans.extend(
-            HistorySpan(session=session, from_s=begun.pop(session), to_s=self._now_s)
-            for session in sorted(begun.keys() - now)
-        )
-        for session in sorted(now - begun.keys()):
-            begun[session] = self._now_s

@@ -90,14 +90,15 @@ def _tell(
                 continue
             if player is not None and historian is not None:
                 yield ReplayPart(filtering.keep(historian.finish(player.differences)))
-            player, historian = Replay(record), Historian(record)
+            player = Replay(record)
+            historian = Historian(record, player.scheduler)
         elif player is None or historian is None:
             raise CallerError(
                 "bad-journal", "The journal does not begin with a header.", "Give the whole file."
             )
         else:
             lines = player.feed(record)
-            historian.feed(record, player.scheduler)
+            historian.feed(record)
             if filtering.concerns(record):
                 yield from lines
     if player is not None and historian is not None:

@@ -58,10 +58,11 @@ class Timeline(threading.Thread):
                 continue
             if isinstance(record, JournalHeader):
                 if self._replay is None or not goes_on(record):
-                    self._replay, self._historian = Replay(record), Historian(record)
+                    self._replay = Replay(record)
+                    self._historian = Historian(record, self._replay.scheduler)
             elif self._replay is not None and self._historian is not None:
                 self._replay.feed(record)
-                self._historian.feed(record, self._replay.scheduler)
+                self._historian.feed(record)
                 for text in self._words(record):
                     self._say(record.now_ns, text)
         return rest
