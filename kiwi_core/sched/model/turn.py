@@ -100,8 +100,7 @@ class Turn:
         self.mid_burst = False
         self.granted_ns = now_ns
         self.began_ns = clock_ns
-        if self.blocked is not None:
-            self.unblock()
+        self.blocked, self.blocked_detail = None, ""
 
     def runs_on(self) -> None:
         """Hold the lease as before: it could not be stopped."""
