@@ -301,7 +301,7 @@ class GpuDaemon:
         checkpoint = CheckpointPager(
             RemoteDriver(machine.movers), machine.memory, config, make_ram_room=self._make_ram_room,
             store_footprints=self._roster.save, other_roots=self._registry.refs,
-            unfit=partial(machine.unfit, self._links),
+            why_unmovable=partial(machine.why_unmovable, self._links),
         )  # fmt: skip
         self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from kiwi_core.errors import CallerError
 from kiwi_core.movers.driver_calls import RemoteGpu, gpus
 from kiwi_core.movers.pool import Movers
-from kiwi_core.pager.checkpoint.unmovable import MIG, unfit, unreached
+from kiwi_core.pager.checkpoint.unmovable import MIG, unreached, why_unmovable
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.checkpoint.unmovable import Unfit
+    from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
     from kiwi_core.pager.linked import LinkedProcesses
 
 
@@ -28,13 +28,13 @@ class Machine:
     memory: RemoteGpu
     fixed_budget_bytes: int | None = None
 
-    def unfit(self, links: LinkedProcesses, ref: ProcessRef) -> Unfit | None:
+    def why_unmovable(self, links: LinkedProcesses, ref: ProcessRef) -> WhyUnmovable | None:
         """Return why the driver must not move ``ref``, or ``None``. What a library said before its
         connection was lost counts too."""
         link = next((link for link in links.everybody() if link.ref == ref), None)
         unowned = link.told.unowned if link is not None else {}
         told = {kind for kind, amount in unowned.items() if amount}
-        why = unfit(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
+        why = why_unmovable(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
         # A gate that was shut when its connection was lost stays shut: the driver may move it.
         reached = link is not None and (
             link.connected or link.told.residency is not Residency.RESIDENT

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.survey import DeviceUsage, SessionProcess
-    from kiwi_core.pager.checkpoint.unmovable import Unfit
+    from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
 
 _RESIDENCY = {
     CheckpointState.RUNNING: Residency.RESIDENT,
@@ -56,7 +56,7 @@ class CheckpointPager:
     ``store_footprints()`` is called before a page-out moves anything: a daemon that takes over must
     know the footprints.
     ``other_roots()`` returns the root processes of all sessions: a session that was started inside
-    another (``kiwi run -- jupyter lab``) does not belong to that one. ``unfit`` says which
+    another (``kiwi run -- jupyter lab``) does not belong to that one. ``why_unmovable`` says which
     processes must not be moved.
     """
 
@@ -70,7 +70,7 @@ class CheckpointPager:
         store_footprints: Callable[[], None] = lambda: None,
         other_roots: Callable[[], Collection[ProcessRef]] = frozenset,
         host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
-        unfit: Callable[[ProcessRef], Unfit | None] = lambda _ref: None,
+        why_unmovable: Callable[[ProcessRef], WhyUnmovable | None] = lambda _ref: None,
     ) -> None:
         self.room = GpuRoom(gpu, config)
         """Shared with others that bring memory into this GPU."""
@@ -87,7 +87,7 @@ class CheckpointPager:
             host_available_bytes=host_available_bytes,
             make_ram_room=make_ram_room,
             store_footprints=store_footprints,
-            unmovable=Unmovable(unfit),
+            unmovable=Unmovable(why_unmovable),
             failures=RestoreFailures(),
         )
 

@@ -1,7 +1,9 @@
 """Programs that must not be moved: the driver's checkpoint kills, damages or does not know them.
 
-Read from ``/proc`` and from the reports of libraries; no driver call, no NVML. Exported memory
-(CUDA IPC) leaves no trace in ``/proc``: only a program with Kiwi's library says that it has any.
+``why_unmovable`` says so beforehand, from ``/proc`` and from the reports of libraries; it makes no
+driver call and does not ask NVML. Exported memory (CUDA IPC) leaves no trace in ``/proc``: only a
+program with Kiwi's library says that it has any. ``Unmovable`` and ``RestoreFailures`` say so
+afterwards, from the error that the driver answered to a checkpoint or a restore.
 
 Sources: public reports on drivers 580, 595 and 610, and NVIDIA/cuda-checkpoint#42 and #47.
 """
@@ -71,7 +73,7 @@ class UnmovableKind(Enum):
     UNREACHED = "not-connected"
 
 
-class Unfit(NamedTuple):
+class WhyUnmovable(NamedTuple):
     """Why a process must not be moved. ``reason`` says how soon that may change."""
 
     kind: UnmovableKind
@@ -83,21 +85,21 @@ class Unfit(NamedTuple):
         return f"{self.sentence} {self.remedy}"
 
 
-MIG: Final = Unfit(
+MIG: Final = WhyUnmovable(
     UnmovableKind.MIG,
     "MIG is on, and the driver cannot move programs on MIG slices.",
     "Switch it off (nvidia-smi -mig 0), or leave this GPU out of Kiwi (kiwi daemon --gpu).",
 )
 
 
-def unfit(
+def why_unmovable(
     ref: ProcessRef,
     driver_version: str,
     *,
     mig: bool = False,
     told: Collection[str] = (),
     root: Path = Path("/"),
-) -> Unfit | None:
+) -> WhyUnmovable | None:
     """Return why the driver must not move ``ref``; ``None``: nothing is known against it.
 
     ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``told`` are the
@@ -115,12 +117,12 @@ def unfit(
     return None
 
 
-def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> Unfit | None:
+def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> WhyUnmovable | None:
     """Return why the driver must not move ``ref``, if it has a library that is not connected: the
     gate is open, and a synchronise call would crash the process during the move."""
     if not any(_OUR_LIBRARY in name for name in _mapped(ref.pid, root)):
         return None
-    return Unfit(
+    return WhyUnmovable(
         UnmovableKind.UNREACHED,
         f"Process {ref.pid} has Kiwi's library, which is not connected to the daemon, so that "
         "nobody can shut its gate.",
@@ -135,8 +137,8 @@ def _major(driver_version: str) -> int:
     return int(first) if first.isdigit() else 0
 
 
-def _shares(pid: int) -> Unfit:
-    return Unfit(
+def _shares(pid: int) -> WhyUnmovable:
+    return WhyUnmovable(
         UnmovableKind.SHARED,
         f"Process {pid} shares GPU memory with another program (CUDA IPC). The driver cannot move "
         "that, and the try can kill both.",
@@ -144,8 +146,8 @@ def _shares(pid: int) -> Unfit:
     )
 
 
-def _managed(pid: int) -> Unfit:
-    return Unfit(
+def _managed(pid: int) -> WhyUnmovable:
+    return WhyUnmovable(
         UnmovableKind.MANAGED,
         f"Process {pid} uses managed memory, which the driver cannot move. The try would damage it "
         "on some drivers.",
@@ -153,8 +155,8 @@ def _managed(pid: int) -> Unfit:
     )
 
 
-def _nccl(pid: int, driver_version: str) -> Unfit:
-    return Unfit(
+def _nccl(pid: int, driver_version: str) -> WhyUnmovable:
+    return WhyUnmovable(
         UnmovableKind.NCCL,
         f"Process {pid} uses NCCL, and driver {driver_version} ends such a program when its memory "
         "is moved.",
@@ -218,15 +220,17 @@ class Unmovable:
     """Processes that the driver has refused to move in a way that can have damaged them. ``known``
     returns what is known before any attempt."""
 
-    def __init__(self, known: Callable[[ProcessRef], Unfit | None] = lambda _ref: None) -> None:
+    def __init__(
+        self, known: Callable[[ProcessRef], WhyUnmovable | None] = lambda _ref: None
+    ) -> None:
         self._known = known
-        self._failed = _OfPrograms[Unfit]()
+        self._failed = _OfPrograms[WhyUnmovable]()
 
-    def why(self, ref: ProcessRef) -> Unfit | None:
+    def why(self, ref: ProcessRef) -> WhyUnmovable | None:
         """Return why ``ref`` must not be moved; ``None`` if a move may be tried."""
         return self._failed.get(ref) or self._known(ref)
 
-    def refused(self, ref: ProcessRef, error: GpuError) -> Unfit | None:
+    def refused(self, ref: ProcessRef, error: GpuError) -> WhyUnmovable | None:
         """Record that the driver answered ``error`` to a checkpoint of ``ref``. Return why it must
         not be moved; ``None`` if the next checkpoint may succeed."""
         if error.driver_code not in _FINAL:
@@ -267,15 +271,15 @@ class RestoreFailures:
         self._counts.drop(ref)
 
 
-def _failed(pid: int, error: GpuError) -> Unfit:
+def _failed(pid: int, error: GpuError) -> WhyUnmovable:
     if error.driver_code in STICKY:
-        return Unfit(
+        return WhyUnmovable(
             UnmovableKind.FAILED,
             f"The GPU code of process {pid} has failed before, and its memory cannot be moved any "
             f"more ({error.message})",
             "Restart it: none of its GPU calls works any longer.",
         )
-    return Unfit(
+    return WhyUnmovable(
         UnmovableKind.FAILED,
         f"The driver has refused to move process {pid}, and the try may have damaged it; Kiwi does "
         f"not try again ({error.message})",

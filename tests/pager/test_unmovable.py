@@ -19,8 +19,8 @@ from kiwi_core.pager.checkpoint.unmovable import (
     RestoreFailures,
     Unmovable,
     UnmovableKind,
-    unfit,
     unreached,
+    why_unmovable,
 )
 from kiwi_core.states import Reason
 
@@ -46,16 +46,16 @@ def proc(
 
 @pytest.mark.parametrize("uvm", [0, 1])
 def test_an_ordinary_program_may_be_moved(tmp_path: Path, uvm: int) -> None:
-    assert unfit(REF, PROPRIETARY_595, root=proc(tmp_path, uvm=uvm)) is None
+    assert why_unmovable(REF, PROPRIETARY_595, root=proc(tmp_path, uvm=uvm)) is None
 
 
 def test_a_program_that_has_ended_may_be_moved(tmp_path: Path) -> None:
-    assert unfit(REF, PROPRIETARY_595, root=tmp_path) is None
+    assert why_unmovable(REF, PROPRIETARY_595, root=tmp_path) is None
 
 
 @pytest.mark.parametrize("driver", [PROPRIETARY_580, PROPRIETARY_595, OPEN_610, ""])
 def test_managed_memory_is_refused_on_every_driver(tmp_path: Path, driver: str) -> None:
-    why = unfit(REF, driver, root=proc(tmp_path, uvm=2))
+    why = why_unmovable(REF, driver, root=proc(tmp_path, uvm=2))
     assert why is not None
     assert why.kind is UnmovableKind.MANAGED
     assert "managed memory" in why.sentence
@@ -65,28 +65,30 @@ def test_managed_memory_is_refused_on_every_driver(tmp_path: Path, driver: str) 
 @pytest.mark.parametrize("thread", ["pt_nccl_watchdg", "pt_nccl_heartbt"])
 def test_nccl_is_refused_where_the_driver_dies_of_it(tmp_path: Path, thread: str) -> None:
     root = proc(tmp_path, threads=("python", "cuda-EvtHandlr", thread))
-    why = unfit(REF, PROPRIETARY_595, root=root)
+    why = why_unmovable(REF, PROPRIETARY_595, root=root)
     assert why is not None
     assert why.kind is UnmovableKind.NCCL
     assert PROPRIETARY_595 in why.sentence
-    assert unfit(REF, OPEN_610, root=root) is not None, "nobody has told: the worst is assumed"
-    assert unfit(REF, PROPRIETARY_580, root=root) is None
-    assert unfit(REF, "", root=root) is None
+    assert why_unmovable(REF, OPEN_610, root=root) is not None, (
+        "nobody has told: the worst is assumed"
+    )
+    assert why_unmovable(REF, PROPRIETARY_580, root=root) is None
+    assert why_unmovable(REF, "", root=root) is None
 
 
 def test_what_a_library_tells_is_believed(tmp_path: Path) -> None:
     root = proc(tmp_path)
-    why = unfit(REF, PROPRIETARY_580, told={"ipc", "pool"}, root=root)
+    why = why_unmovable(REF, PROPRIETARY_580, told={"ipc", "pool"}, root=root)
     assert why is not None
     assert why.kind is UnmovableKind.SHARED
-    why = unfit(REF, PROPRIETARY_580, told={"managed"}, root=root)
+    why = why_unmovable(REF, PROPRIETARY_580, told={"managed"}, root=root)
     assert why is not None
     assert why.kind is UnmovableKind.MANAGED
-    assert unfit(REF, PROPRIETARY_580, told={"pool", "array"}, root=root) is None
+    assert why_unmovable(REF, PROPRIETARY_580, told={"pool", "array"}, root=root) is None
 
 
 def test_where_mig_is_on_everybody_is_refused(tmp_path: Path) -> None:
-    why = unfit(REF, PROPRIETARY_580, mig=True, root=proc(tmp_path))
+    why = why_unmovable(REF, PROPRIETARY_580, mig=True, root=proc(tmp_path))
     assert why is not None
     assert why.kind is UnmovableKind.MIG
 
@@ -113,7 +115,7 @@ def test_a_real_program_is_looked_at() -> None:
         assert child.stdout.readline() == b"named\n"
         ref = processes.ref_of(child.pid)
         assert ref is not None
-        why = unfit(ref, PROPRIETARY_595)
+        why = why_unmovable(ref, PROPRIETARY_595)
         assert child.stdin is not None
         child.stdin.close()
     assert why is not None
