@@ -1,4 +1,8 @@
-"""Every limit and default of Kiwi in one frozen place, each with its unit and its reason."""
+"""The limits and defaults of a daemon in one frozen place, each with its unit and its reason.
+
+``peer_limits.py`` has those on what the peers of a daemon may take together. Limits of one module
+that nobody sets stand in that module.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +158,8 @@ class Config:
 
     outbox_max_bytes: int = 2 * MIB
     """The most that the daemon holds for a client that never reads; then the client is dropped. Two
-    of the longest lines: one that is half sent and the next."""
+    of the longest lines: one that is half sent and the next. ``outbox-bytes`` of
+    ``kiwi_core.peer_limits`` is the limit for all clients of a user."""
 
     story_max: int = 64
     """Lines in the story of a session."""

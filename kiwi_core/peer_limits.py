@@ -1,8 +1,9 @@
 """Everything that a peer can make a daemon hold, with its limit, each user's share, and the reason.
 
 A peer is any process of any user who may open the socket. Whatever it takes of memory, descriptors
-or time has a limit in this table. A daemon counts each row in its metrics (``kiwi_peer_*``, label
-``what``), and a test walks the table.
+or time has a limit in this table; those on a single connection are in ``config.py``
+(``request_max_bytes``, ``hello_within_ns``, ``outbox_max_bytes``). A daemon counts each row in its
+metrics (``kiwi_peer_*``, label ``what``), and a test walks the table.
 
 **The rule of shares.** A user who holds h of something may hold one more if h is less than
 ``per_user`` and less than what is still free (a *dynamic threshold*, as in the shared buffers of

@@ -209,7 +209,8 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def send(self, message: DaemonMessage) -> None:
-        """Queue ``message``; a peer with ``outbox_max_bytes`` unread is dropped."""
+        """Queue ``message``. A peer that leaves more than ``outbox_max_bytes`` unread is dropped,
+        and so is one whose user leaves more than a share of ``OUTBOX_BYTES`` unread."""
         self.send_line(encode(message))
 
     def send_line(self, line: bytes) -> None:
