@@ -10,14 +10,13 @@ from jupyter_server.extension.application import ExtensionApp
 from traitlets import Bool, Enum, Float, List, TraitError, Unicode, Union, validate
 
 from kiwi_core import config
-from kiwi_jupyter.server_ext import metrics, preloading, settings, usage
+from kiwi_jupyter.server_ext import metrics, preloading
 from kiwi_jupyter.server_ext.documents import Documents
-from kiwi_jupyter.server_ext.handlers import ELSE, ROUTES
 from kiwi_jupyter.server_ext.placer import is_disabled
 from kiwi_jupyter.server_ext.provisioner import install
+from kiwi_jupyter.server_ext.routes import ROUTES
 from kiwi_jupyter.server_ext.scrapes import Scrapes
 from kiwi_jupyter.server_ext.service import KiwiService
-from kiwi_jupyter.server_ext.stream import EventsHandler
 
 
 class KiwiServerApp(ExtensionApp):
@@ -128,9 +127,7 @@ class KiwiServerApp(ExtensionApp):
         install(self.serverapp, directory, places=self.place_kernels, pager=self.pager)
 
     def initialize_handlers(self) -> None:
-        self.handlers.extend([*ROUTES, *settings.ROUTES, usage.ROUTE])
-        self.handlers.append((r"kiwi/api/events", EventsHandler))
-        self.handlers.append(ELSE)
+        self.handlers.extend(ROUTES)
 
     async def stop_extension(self) -> None:
         metrics.unregister()

@@ -185,17 +185,3 @@ class NothingHandler(KiwiHandler):
         raise web.HTTPError(404)
 
     head = post = put = patch = delete = get
-
-
-# As long as any id may be; they go on to the daemon, and into the log.
-GPU: Final = r"kiwi/api/gpus/([^/]{1,300})"
-SESSION: Final = GPU + r"/sessions/([^/]{1,300})"
-
-ROUTES: Final[list[tuple[str, type[KiwiHandler]]]] = [
-    (r"kiwi/api/status", StatusHandler),
-    (SESSION + "/release", ReleaseHandler),
-    (SESSION + "/bring-back", BringBackHandler),
-    (SESSION + "/story", StoryHandler),
-    (r"kiwi/api/openapi.json", OpenApiHandler),
-]
-ELSE: Final = (r"kiwi/api(?:/.*)?", NothingHandler)

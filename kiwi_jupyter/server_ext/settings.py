@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from jupyter_server.auth.decorator import authorized
@@ -11,7 +11,7 @@ from tornado import web
 from kiwi_core.states import PRIORITIES
 from kiwi_jupyter.server_ext import model as m
 from kiwi_jupyter.server_ext.answers import bad_request
-from kiwi_jupyter.server_ext.handlers import GPU, SESSION, KiwiHandler
+from kiwi_jupyter.server_ext.handlers import KiwiHandler
 
 if TYPE_CHECKING:
     from kiwi_core.client import Client
@@ -68,9 +68,3 @@ class SessionSettingsHandler(SettingHandler):
             lambda client: client.set(session=session, priority=wanted.priority),
         )
         self.say(wanted)
-
-
-ROUTES: Final[list[tuple[str, type[KiwiHandler]]]] = [
-    (GPU, GpuHandler),
-    (SESSION, SessionSettingsHandler),
-]

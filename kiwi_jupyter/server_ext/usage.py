@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from jupyter_server.auth.decorator import authorized
@@ -54,6 +54,3 @@ class UsageHandler(KiwiHandler):
             raise bad_request(
                 "since is no time.", "Write Unix seconds, for example since=1795046400."
             ) from None
-
-
-ROUTE: Final = (r"kiwi/api/usage", UsageHandler)

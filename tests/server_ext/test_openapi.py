@@ -22,15 +22,13 @@ from schemathesis import GenerationMode
 from session_program import SessionProgram
 from tornado.testing import bind_unused_port
 
-from kiwi_jupyter.server_ext import handlers, usage
-from kiwi_jupyter.server_ext import settings as setting
 from kiwi_jupyter.server_ext.openapi import description
+from kiwi_jupyter.server_ext.routes import REST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ROUTES = [*handlers.ROUTES, *setting.ROUTES, usage.ROUTE]
 TOKEN = "a-token-of-the-tests"
 HEADERS = {"Authorization": f"token {TOKEN}"}
 OPERATIONS = [
@@ -143,7 +141,7 @@ def test_every_route_is_described() -> None:
     paths = description("/")["paths"]
     assert {operation["operationId"] for path in paths.values() for operation in path.values()
             if isinstance(operation, dict)} == set(OPERATIONS)  # fmt: skip
-    assert len(paths) == len(ROUTES)
+    assert len(paths) == len(REST)
     methods = {name for path in paths.values() for name in path} - {"parameters"}
     assert methods == {"get", "patch", "post"}
 

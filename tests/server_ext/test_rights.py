@@ -11,14 +11,13 @@ import pytest
 from jupyter_server.auth.authorizer import Authorizer
 from tornado.httpclient import HTTPClientError
 
-from kiwi_jupyter.server_ext import handlers, settings, usage
+from kiwi_jupyter.server_ext.routes import REST
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from traitlets.config import Config
 
-ROUTES = [*handlers.ROUTES, *settings.ROUTES, usage.ROUTE]
 SESSION = "kiwi/api/gpus/GPU-1/sessions/s1"
 REQUESTS = {
     "status": ("GET", "kiwi/api/status", "read"),
@@ -67,9 +66,9 @@ def send(jp_fetch: Any, kiwi: Any) -> Any:
 
 
 def test_every_route_is_tried() -> None:
-    for pattern, _ in ROUTES:
+    for pattern, _ in REST:
         assert any(re.fullmatch(pattern, path) for _, path, _ in REQUESTS.values()), pattern
-    assert len(ROUTES) == len(REQUESTS)
+    assert len(REST) == len(REQUESTS)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
