@@ -63,7 +63,7 @@ def same(a: object, b: object) -> bool:
 
 def steadied(new: Gpu, old: Gpu) -> Gpu:
     """Return ``new`` with the times of ``old`` where they hardly moved, and sessions in the order
-    of their first appearance. ``record.py`` keeps the times of the history steady."""
+    of their first appearance. ``gpu_record.py`` keeps the times of the history steady."""
     places = {session.id: index for index, session in enumerate(old.sessions)}
     before = {session.id: session for session in old.sessions}
     sessions = [_steady(one, before.get(one.id), "turn_ends_at") for one in new.sessions]

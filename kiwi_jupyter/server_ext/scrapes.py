@@ -49,7 +49,7 @@ class Scrapes:
     async def _keep_asking(self) -> None:
         while time.monotonic() - self._scraped_s < IDLE_S:
             await self._service.settled()
-            known = self._service.upstream.answering()
+            known = self._service.daemons.answering()
             self._readings = list(await asyncio.gather(*(_read(*one) for one in known)))
             await asyncio.sleep(ASK_EVERY_S)
         self._readings, self._asking = [], None

@@ -1,4 +1,4 @@
-"""Upstream, documents and state feed as one thing: what the handlers talk to."""
+"""The connections to daemons, documents and state feed as one thing: what the handlers talk to."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from kiwi_core import __version__
+from kiwi_jupyter.server_ext.daemon_connections import DaemonConnections
 from kiwi_jupyter.server_ext.model import Gpu, Problem, Server
 from kiwi_jupyter.server_ext.state_feed import StateFeed
 from kiwi_jupyter.server_ext.threads import in_thread
-from kiwi_jupyter.server_ext.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class KiwiService:
         self._history_s = history_s
         self._may_set = may_set
         self._disabled = disabled
-        self.upstream = Upstream(
+        self.daemons = DaemonConnections(
             directory,
             autostarts=autostarts and not disabled,
             changed=self._changed,
@@ -69,36 +69,36 @@ class KiwiService:
 
     async def ready(self) -> None:
         """Somebody looks. Returns when the feed's state is of now, or as good as it gets."""
-        self.upstream.look()
+        self.daemons.look()
         if self._reading is None:
             self._reading = asyncio.create_task(self._keep_reading())
             await self._read_documents()
-        await self.upstream.settled()
+        await self.daemons.settled()
         self._publish()
 
     def gpus(self) -> list[GpuStatus]:
         """Those that are known, as their daemons said last."""
-        known = [record.status for record in self.upstream.records.values() if record.status]
+        known = [record.status for record in self.daemons.records.values() if record.status]
         return sorted(known, key=lambda gpu: (gpu.index, gpu.uuid))
 
     async def ask(self, uuid: str, question: Callable[[Client], _T]) -> _T:
         """Ask the daemon of GPU ``uuid`` ``question``, in a thread. Raise ``KiwiError``."""
-        self.upstream.look()
-        await self.upstream.settled()
-        client = self.upstream.client(uuid)
+        self.daemons.look()
+        await self.daemons.settled()
+        client = self.daemons.client(uuid)
         return await in_thread(lambda: question(client), "kiwi request")
 
     async def settled(self) -> None:
         """Like ``ready``, for what looks by itself: starts no daemon, reads no documents."""
-        self.upstream.look(starts=False)
-        await self.upstream.settled()
+        self.daemons.look(starts=False)
+        await self.daemons.settled()
 
     async def close(self) -> None:
         if self._publishing is not None:
             self._publishing.cancel()
         if self._reading is not None:
             self._reading.cancel()
-        await self.upstream.close()
+        await self.daemons.close()
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class KiwiService:
         self._published_s = time.monotonic()
         since = time.time() - self._history_s
         gpus: dict[str, tuple[Gpu, float]] = {}
-        for record in self.upstream.records.values():
+        for record in self.daemons.records.values():
             gpu = record.gpu(
                 paths=self._documents.paths, history_since=since, may_set=self._may_set
             )
@@ -129,13 +129,13 @@ class KiwiService:
             version=__version__,
             may_set=self._may_set,
             history_s=self._history_s,
-            problem=DISABLED if self._disabled else self.upstream.problem(),
+            problem=DISABLED if self._disabled else self.daemons.problem(),
         )
 
     # --- documents ------------------------------------------------------------------------------
 
     async def _keep_reading(self) -> None:
-        while self.upstream.is_open:
+        while self.daemons.is_open:
             await asyncio.sleep(DOCUMENTS_EVERY_S)
             if await self._read_documents():
                 self._changed()

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kiwi_jupyter.server_ext import diff
-from kiwi_jupyter.server_ext.aging import aged
+from kiwi_jupyter.server_ext.aged_status import aged
 from kiwi_jupyter.server_ext.model import Delta, Gpu, GpuDelta, Heartbeat, Server, Snapshot, State
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from kiwi_core.wire.messages import UnixTime, UsageBy
 from kiwi_jupyter.server_ext import model as m
 from kiwi_jupyter.server_ext.answers import bad_request
 from kiwi_jupyter.server_ext.handlers import KiwiHandler
-from kiwi_jupyter.server_ext.shape import problem_of
+from kiwi_jupyter.server_ext.to_rest import problem_of
 
 if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus

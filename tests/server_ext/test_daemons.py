@@ -18,7 +18,7 @@ import psutil
 import pytest
 from daemon import PATIENCE_S, Daemon
 
-from kiwi_jupyter.server_ext import follower, upstream
+from kiwi_jupyter.server_ext import daemon_connections, daemon_follower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ async def test_two_readers_share_one_connection_which_ends_when_nobody_looks(
     daemon: Daemon, kiwi: Any, read: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await until(lambda: connections(daemon) == 0, "no connection before anybody looks")
-    monkeypatch.setattr(kiwi.service.upstream, "_idle_s", 0.5)
+    monkeypatch.setattr(kiwi.service.daemons, "_idle_s", 0.5)
     one, two = await read(), await read()
     await one.read()
     await two.read()
@@ -65,7 +65,7 @@ async def test_two_readers_share_one_connection_which_ends_when_nobody_looks(
     one.close()
     two.close()
     await until(lambda: connections(daemon) == 0, "the connection is closed")
-    assert not kiwi.service.upstream.is_open
+    assert not kiwi.service.daemons.is_open
     code, state = await ask("status")
     assert (code, state["gpus"][0]["uuid"]) == (200, uuid)
 
@@ -86,9 +86,9 @@ async def test_many_who_begin_to_look_at_once_are_served_by_one_task(
 async def test_after_a_pause_the_status_is_of_now(
     daemon: Daemon, kiwi: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kiwi.service.upstream, "_idle_s", 0.2)
+    monkeypatch.setattr(kiwi.service.daemons, "_idle_s", 0.2)
     await ask("status")
-    await until(lambda: not kiwi.service.upstream.is_open, "nobody looks")
+    await until(lambda: not kiwi.service.daemons.is_open, "nobody looks")
     with daemon.client() as client:
         client.set(tq_s=11)
     _, state = await ask("status")
@@ -127,8 +127,8 @@ async def test_a_killed_daemon_is_shown_and_the_stream_goes_on(
 async def test_a_daemon_that_hangs_is_shown_as_away_until_it_goes_on(
     daemon: Daemon, read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "PING_EVERY_S", 0.1)
-    monkeypatch.setattr(follower, "ANSWER_S", 3.0)
+    monkeypatch.setattr(daemon_follower, "PING_EVERY_S", 0.1)
+    monkeypatch.setattr(daemon_follower, "ANSWER_S", 3.0)
     stream = await read()
     pid = await stream.until(lambda s: s["gpus"] and s["gpus"][0]["daemon_pid"])
     os.kill(pid, signal.SIGSTOP)
@@ -149,7 +149,7 @@ async def test_requests_to_a_daemon_that_is_away(daemon: Daemon, ask: Any, kiwi:
     daemon.process.send_signal(signal.SIGSTOP)  # stopped, it does not restart its child
     try:
         os.kill(child, signal.SIGKILL)
-        await until(lambda: not kiwi.service.upstream._somebody_answers(), "it is noticed")
+        await until(lambda: not kiwi.service.daemons._somebody_answers(), "it is noticed")
         for path, method in [("", "PATCH"), ("/sessions/x/release", "POST")]:
             code, said = await ask(f"gpus/{uuid}{path}", method, {"tq_s": 5} if not path else None)
             assert (code, said["code"]) == (503, "no-daemon")
@@ -164,7 +164,7 @@ async def test_requests_to_a_daemon_that_is_away(daemon: Daemon, ask: Any, kiwi:
 async def test_one_that_leaves_is_forgotten_and_found_when_it_is_back(
     daemon: Daemon, read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "FORGET_S", 0.5)
+    monkeypatch.setattr(daemon_connections, "FORGET_S", 0.5)
     stream = await read()
     await stream.until(lambda s: len(s["gpus"]) == 1)
     assert daemon.terminate() == 0
@@ -219,7 +219,7 @@ class TestWithoutADaemon:
     async def test_a_machine_without_a_gpu_is_told_so(
         self, ask: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(upstream, "GPU_DEVICES", (str(tmp_path / "nvidiactl"),))
+        monkeypatch.setattr(daemon_connections, "GPU_DEVICES", (str(tmp_path / "nvidiactl"),))
         _, state = await ask("status")
         assert problem(state) == "no-gpu", state["server"]
         assert "--emulate" in state["server"]["problem"]["remedy"]
@@ -254,11 +254,11 @@ class TestWithoutADaemon:
             nonlocal starts
             starts += 1
 
-        monkeypatch.setattr(upstream, "autostart", count)
+        monkeypatch.setattr(daemon_connections, "autostart", count)
         for _ in range(5):
             await ask("status")
         assert starts == 0
-        monkeypatch.setattr(upstream, "START_AGAIN_S", 0.0)
+        monkeypatch.setattr(daemon_connections, "START_AGAIN_S", 0.0)
         await ask("status")
         assert starts == 1
 
@@ -278,10 +278,11 @@ def test_a_directory_that_one_may_not_look_into(tmp_path: Path, mode: int) -> No
     tmp_path.chmod(mode)
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from kiwi_jupyter.server_ext.upstream import Upstream\n"
+        "from kiwi_jupyter.server_ext.daemon_connections import DaemonConnections\n"
         "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "never = lambda: False\n"
-        "look = Upstream(Path(sys.argv[1]), autostarts=True, changed=never, watched=never)\n"
+        "path = Path(sys.argv[1])\n"
+        "look = DaemonConnections(path, autostarts=True, changed=never, watched=never)\n"
         "print(look.problem())"
     )
     done = subprocess.run(
@@ -310,6 +311,8 @@ class TestSwitchedOff:
         self, kiwi: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("KIWI_DAEMON_ARGS", "--emulate 1x64MiB")
-        monkeypatch.setattr(upstream, "autostart", lambda _: pytest.fail("it was started"))
+        monkeypatch.setattr(
+            daemon_connections, "autostart", lambda _: pytest.fail("it was started")
+        )
         _, state = await ask("status")
         assert (state["gpus"], problem(state)) == ([], "disabled")

@@ -18,9 +18,9 @@ from kiwi_core.errors import PeerError
 from kiwi_core.states import AntiThrash, HistoryKind, SessionState
 from kiwi_core.wire import messages as w
 from kiwi_jupyter.server_ext import diff, state_feed
-from kiwi_jupyter.server_ext.follower import DaemonLost, Heard
+from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, Heard
+from kiwi_jupyter.server_ext.gpu_record import GpuRecord
 from kiwi_jupyter.server_ext.model import Delta, Heartbeat, Server, Snapshot, State
-from kiwi_jupyter.server_ext.record import GpuRecord
 from kiwi_jupyter.server_ext.state_feed import StateFeed
 
 

@@ -34,7 +34,7 @@ interface ICase {
 const CASES = JSON.parse(readFileSync('../tests/support/surface_words.json', 'utf-8')) as ICase[];
 const after = (seconds?: number | null) => (typeof seconds === 'number' ? NOW + seconds : null);
 
-/** As the server shapes it: kiwi_jupyter/server_ext/shape.py. */
+/** As the server shapes it: kiwi_jupyter/server_ext/to_rest.py. */
 function gpuOf({ gpu: { holders, serialised, queue, gauges }, sessions }: ICase): IGpu {
   const plain = gpu();
   return gpu({

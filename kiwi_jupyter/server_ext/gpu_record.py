@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from kiwi_jupyter.server_ext import shape
+from kiwi_jupyter.server_ext import to_rest
 from kiwi_jupyter.server_ext.diff import hardly_moved
 from kiwi_jupyter.server_ext.model import Gpu, History
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.errors import KiwiError
     from kiwi_core.wire.messages import GpuStatus, HistoryEntry, HistoryReport
-    from kiwi_jupyter.server_ext.follower import DaemonLost, Heard
+    from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, Heard
 
 SAME_RUN_S: Final = 5.0
 """Two statuses of one process agree on when it began, but for the time they took and the clock's
@@ -23,7 +23,7 @@ adjustments; a process id alone may come again."""
 
 
 class GpuRecord:
-    """Fed in the event loop, by ``Upstream``."""
+    """Fed in the event loop, by ``DaemonConnections``."""
 
     def __init__(self) -> None:
         self.status: GpuStatus | None = None
@@ -81,7 +81,7 @@ class GpuRecord:
         return History(
             id=id_,
             session=entry.session,
-            name=shape.name_of(path, name),
+            name=to_rest.name_of(path, name),
             kind=entry.kind,
             began_at=began_at,
             ended_at=ended_at,
@@ -107,7 +107,7 @@ class GpuRecord:
             self._paths = paths
             for id_, entry in self._entries.items():
                 if (path := self._path(entry.session)) != entry.path:
-                    name = shape.name_of(path, entry.name)
+                    name = to_rest.name_of(path, entry.name)
                     self._entries[id_] = replace(entry, path=path, name=name)
                     self._history = None
         if self._history is None:
@@ -127,13 +127,13 @@ class GpuRecord:
         """Return ``None`` before the first status. ``paths`` is a new object after a change."""
         if self.status is None:
             return None
-        return shape.gpu_of(
+        return to_rest.gpu_of(
             self.status,
             self.heard_at,
             paths=paths,
             history=self._history_since(history_since, paths),
             may_set=may_set,
-            problem=None if self.error is None else shape.problem_of(self.error),
+            problem=None if self.error is None else to_rest.problem_of(self.error),
         )
 
 

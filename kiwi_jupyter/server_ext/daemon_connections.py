@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.client import discover
 from kiwi_core.client.autostart import ENV_DAEMON_ARGS, autostart
 from kiwi_core.errors import KiwiError, PeerError
-from kiwi_jupyter.server_ext.follower import DaemonFollower, DaemonLost, Heard
+from kiwi_jupyter.server_ext.daemon_follower import DaemonFollower, DaemonLost, Heard
+from kiwi_jupyter.server_ext.gpu_record import GpuRecord
 from kiwi_jupyter.server_ext.model import Problem
-from kiwi_jupyter.server_ext.record import GpuRecord
-from kiwi_jupyter.server_ext.shape import problem_of
 from kiwi_jupyter.server_ext.threads import call_in, in_thread
+from kiwi_jupyter.server_ext.to_rest import problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ GPU_DEVICES: Final = (
 """One of these is there where an NVIDIA driver is."""
 
 
-class Upstream:
+class DaemonConnections:
     """Lives in the event loop. ``changed`` is called there for each word of a daemon;
     ``watched`` says whether somebody looks without asking again (a stream)."""
 
