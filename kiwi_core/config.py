@@ -147,7 +147,7 @@ class Config:
 
     request_max_bytes: int = 64 * KIB
     """Longest line that a client may send; HTTP servers take 8–64 KiB. ``kiwi_core.peer_limits``
-    has the number of connections and everything else that peers can make a daemon hold."""
+    has what the connections of a user, and of all users, may make a daemon hold together."""
 
     frame_max_bytes: int = 1 * MIB
     """Longest line that a daemon may send: the status of 1,000 sessions takes about 540 KB."""

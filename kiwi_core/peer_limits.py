@@ -1,4 +1,4 @@
-"""Everything that a peer can make a daemon hold, with its limit, each user's share, and the reason.
+"""What peers can make a daemon hold together, with its limit, each user's share, and the reason.
 
 A peer is any process of any user who may open the socket. Whatever it takes of memory, descriptors
 or time has a limit in this table; those on a single connection are in ``config.py``

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one at a time when memory does not fit (on, the default), always, or never (off)",
     )
     _add_policy(parser)
-    _add_places(parser)
+    _add_resources(parser)
     _add_emulation(parser)
 
 
@@ -105,7 +105,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_places(parser: argparse.ArgumentParser) -> None:
+def _add_resources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-budget",
         dest="host_budget_bytes",

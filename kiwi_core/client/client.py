@@ -225,7 +225,8 @@ class Client:
         poll_s: float = SLICE_S,
         timeout_s: float | None = None,
     ) -> Granted:
-        """Wait until this process holds the GPU for a new burst.
+        """Wait until this process holds the GPU for a new burst. For programs that do nothing else
+        meanwhile (``kiwi run``); kernels call ``begin`` and wait for the ``Ticket``.
 
         ``on_waiting`` is called in the caller's thread; ``cancelled`` is called at least every
         ``poll_s``. The wait goes on while the daemon restarts. Any exception ends the wait:

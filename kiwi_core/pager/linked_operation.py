@@ -136,8 +136,9 @@ class LinkedOperation:
 
     async def _ours(self) -> list[LinkedProcess]:
         """Return the linked processes that their libraries can move: those that the driver has
-        not locked or paged out. In such a process the library would not return from its first
-        driver call, so the driver moves it until a page-in or resume unlocks it."""
+        not locked or paged out. In a process that the driver has, the library would not return
+        from its first driver call; the driver moves that one until a page-in or resume unlocks
+        it."""
         links = self._look(self._target)
         by_driver = await self._checkpoint.locked_or_out(link.ref for link in links)
         return [link for link in links if link.ref not in by_driver]
@@ -287,9 +288,9 @@ class LinkedOperation:
     async def _undo_page_out(
         self, stop: Stop, found: _Found, suspended: list[LinkedProcess]
     ) -> bool:
-        """Undo as much as possible. Return false if a part must stay out and libraries own all
-        memory: the session then counts as out. If the driver moves a part of the session, return
-        true; the detail of the refusal then names what stays out."""
+        """Undo as much as possible. Return whether the session counts as undone. It does not if a
+        part must stay out and libraries own all memory: it then counts as out. If the driver moves
+        a part of the session, it does, and the detail of the refusal names what stays out."""
         links = self._look(self._target)
         out = [link for link in _in(links, Residency.PAGED_OUT) if link.ref not in found.out]
         await self._bring_back(stop, out)

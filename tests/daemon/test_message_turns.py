@@ -46,7 +46,7 @@ def requests_charged(handle: Callable[[], None]) -> float:
     async def run() -> float:
         turns = MessageTurns(Shares())
         talker = OneMessage(turns, handle)
-        turns.line_up(talker)
+        turns.add(talker)
         await talker.handled.wait()
         limit = Shares()[REQUESTS].limit
         bucket = talker.account.bucket

@@ -27,13 +27,13 @@ def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
     """Otherwise no grant would reach the burst that the client waits for."""
     lined_up: list[tuple[SessionRecord, int]] = []
 
-    def line_up(member: SessionRecord, client_burst: int) -> None:
+    def enqueue(member: SessionRecord, client_burst: int) -> None:
         member.waiting = True
         lined_up.append((member, client_burst))
 
     async def run() -> None:
         share = Shares()[QUEUE_PLACES]
-        places = QueuePlaces(share, line_up)
+        places = QueuePlaces(share, enqueue)
         first, *others = [some_member(n) for n in range(1, share.limit.per_user + 1)]
         for member in (first, *others):
             places.request(member, BURST)

@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
                     self._turns.paid(self, began_ns, began_cpu_ns)
                     return
         self._unread += data
-        self._line_up()
+        self._await_message_turn()
 
     def pause_writing(self) -> None:
         """Read nothing more from the peer until it has read its answers."""
@@ -134,11 +134,11 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.choked = False
         self._outbox.now(self.peer.uid, 0)
-        self._line_up()
+        self._await_message_turn()
 
     # --- its turn (see ``message_turns.Talker``) ------------------------------------------------
 
-    def _line_up(self) -> None:
+    def _await_message_turn(self) -> None:
         if self._in_line or self.closed or self.choked:
             return
         assert self._transport is not None
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
             self.end_with(_TOO_MUCH)
             return
         self._in_line = True
-        self._turns.line_up(self)
+        self._turns.add(self)
 
     def ready(self) -> bool:
         if self.choked or self.closed:

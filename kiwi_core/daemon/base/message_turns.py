@@ -194,7 +194,7 @@ class MessageTurns:
 
     # --- in line --------------------------------------------------------------------------------
 
-    def line_up(self, talker: Talker) -> None:
+    def add(self, talker: Talker) -> None:
         """Put ``talker``, which is not in line, in line to have its messages handled later."""
         account = talker.account
         account.waiting.append(talker)
@@ -242,7 +242,7 @@ class MessageTurns:
             return now_ns
         if wait_ns := talker.bucket.empty_ns(now_ns):
             self._requests.refused += 1
-            self._later(wait_ns, self.line_up, talker)
+            self._later(wait_ns, self.add, talker)
             return now_ns
         began_cpu_ns = time.thread_time_ns()
         talker.handle_next()

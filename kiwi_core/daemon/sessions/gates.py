@@ -1,9 +1,10 @@
 """Gate orders, and the requests of calls at a gate: for the lease, or for room.
 
-The gate of a linked process is open while its session holds the lease. A call that finds it closed
-requests the lease. The burst that it gets belongs to the daemon, not to the client, and ends when
-the GPU has been idle for it long enough (it *lingers* from its grant on). A program that has not
-started the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
+The gate of a linked process is open while its session holds the lease. Otherwise it is *armed*
+(``Gate(open=False)``): a call that finds it so requests the lease. (The library *closes* it only
+for a move.) The burst that it gets belongs to the daemon, not to the client, and ends when the GPU
+has been idle for it long enough (it *lingers* from its grant on). A program that has not started
+the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
 """
 
 from __future__ import annotations

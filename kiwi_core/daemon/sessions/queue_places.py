@@ -25,12 +25,12 @@ ACTIVITY: Final = "your other notebooks are ahead"
 
 
 class QueuePlaces:
-    """The places of all users. ``line_up`` puts the burst with that number into the queue.
+    """The places of all users. ``enqueue`` puts the burst with that number into the queue.
     ``settle`` is called after each event."""
 
-    def __init__(self, share: Share, line_up: Callable[[SessionRecord, int], None]) -> None:
+    def __init__(self, share: Share, enqueue: Callable[[SessionRecord, int], None]) -> None:
         self._share = share
-        self._line_up = line_up
+        self._enqueue = enqueue
         self._loop = asyncio.get_running_loop()
         self._inside: dict[int, set[SessionRecord]] = {}
         """Members by user, including those that have left the queue since the last cleanup."""
@@ -85,7 +85,7 @@ class QueuePlaces:
         if member not in inside:
             inside.add(member)
             self._share.take(member.uid)
-        self._line_up(member, client_burst)
+        self._enqueue(member, client_burst)
 
     def _look_through(self, uid: int) -> None:
         inside = self._inside.get(uid, set())

@@ -73,7 +73,7 @@ class SessionHandler:
         self._session_of: dict[Connection, SessionRecord] = {}
         self.expected = expected
         self._leaving: dict[SessionRecord, Connection | None] = {}
-        self.places = QueuePlaces(places, self._line_up)
+        self.places = QueuePlaces(places, self._request_lease)
         self.libraries: LinkedLibraries
         self.guards: Guards
         self.has_left: Callable[[Target], None]
@@ -139,8 +139,9 @@ class SessionHandler:
         return member
 
     def _gives_up(self, member: SessionRecord, burst: int) -> bool:
-        """Free the place of ``burst`` in the queue, and return whether it is current. If not, it is
-        over, and a burst that the daemon made for a call at the gate may be in progress."""
+        """Stop waiting outside the queue for ``burst``, and return whether it is the latest one of
+        ``member``. If not, a burst in progress may be one that the daemon made for a call at the
+        gate."""
         self.places.withdraw(member, burst)
         return member.client_burst == burst
 
@@ -216,7 +217,7 @@ class SessionHandler:
             # It ended while there was no connection.
             self._end(member)
 
-    def _line_up(self, member: SessionRecord, client_burst: int) -> None:
+    def _request_lease(self, member: SessionRecord, client_burst: int) -> None:
         burst = member.number(client_burst)
         member.waiting, member.in_burst = True, False
         self._core.feed(ev.LeaseRequested(session=member.id, burst=burst))

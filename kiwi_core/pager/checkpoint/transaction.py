@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _ROUNDS_MAX: Final = 3
 """Rounds of an operation. A worker that is killed may leave one unfinished call per process. The
-driver may perform it after the next worker has read the state, which then reads it again."""
+driver may perform that call after the next worker has read the state: then another round reads it
+again."""
 
 
 class Transaction:

@@ -8,9 +8,9 @@ and 3 TQ: a long burst pays for few swaps.
 
 *Making way.* A runner makes way for a waiter of a lower level once it has run for TQ/4, but never
 before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum, and
-then for as long as the policy would choose it again before the waiter. If the waiter's memory is in
-the GPU, nothing has to move. The runner then makes way after TQ/10, also if both are on the first
-level.
+goes on for as long as it would still be ahead of the waiter in the queue. If the waiter's memory is
+in the GPU, nothing has to move. The runner then makes way after TQ/10, also if both are on the
+first level.
 
 *Meanwhile.* The memory of a short cell is paged in beside the runner as soon as it is next. If no
 session runs and the page-in is long, a waiter in the GPU that leaves room for it runs meanwhile.
