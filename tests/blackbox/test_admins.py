@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from patience import wait_until
 from unprivileged import (
     ALICE,
     BOB,
@@ -17,7 +18,6 @@ from unprivileged import (
     crowd,
     needs_other_users,
     root_daemon,
-    wait_for,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def kiwi(
 
 def test_who_may_release_whose_session(daemon: RootDaemon, group: grp.struct_group) -> None:
     with crowd(daemon, "session", 1, uid=BOB):
-        (session,) = wait_for(lambda: [one["id"] for one in daemon.status()["sessions"]], "it")
+        (session,) = wait_until(lambda: [one["id"] for one in daemon.status()["sessions"]], "it")
         stranger = release(daemon, session, ALICE)
         assert stranger.returncode == 1
         assert "You have no session" in stranger.stderr
@@ -71,7 +71,7 @@ def test_who_may_release_whose_session(daemon: RootDaemon, group: grp.struct_gro
             assert (done.returncode, done.stderr) == (0, ""), gid
             assert f"{session}: its memory is out" in done.stdout
             assert f"by={uid}" in daemon.log()
-    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+    wait_until(lambda: not daemon.status()["sessions"], "all sessions gone")
 
 
 def test_who_may_suspend_and_resume_whose_session(
@@ -79,7 +79,7 @@ def test_who_may_suspend_and_resume_whose_session(
 ) -> None:
     """A user cannot resume what an admin suspended; an admin can resume what a user suspended."""
     with crowd(daemon, "session", 1, uid=BOB):
-        (session,) = wait_for(lambda: [one["id"] for one in daemon.status()["sessions"]], "it")
+        (session,) = wait_until(lambda: [one["id"] for one in daemon.status()["sessions"]], "it")
 
         def suspended_by() -> str:
             (one,) = daemon.status()["sessions"]
@@ -107,7 +107,7 @@ def test_who_may_suspend_and_resume_whose_session(
         assert kiwi(daemon, "resume", session, 0).returncode == 0
         assert suspended_by() == ""
         assert kiwi(daemon, "resume", session, BOB).returncode == 0
-    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+    wait_until(lambda: not daemon.status()["sessions"], "all sessions gone")
 
 
 def test_a_session_that_nobody_has(daemon: RootDaemon) -> None:
@@ -123,4 +123,4 @@ def test_a_user_has_as_many_sessions_as_the_admin_allows(daemon: RootDaemon) -> 
             assert other == {"welcome": 1}
         with crowd(daemon, "session", SESSIONS_PER_USER + 1, uid=0) as root:
             assert root == {"welcome": SESSIONS_PER_USER + 1}
-    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+    wait_until(lambda: not daemon.status()["sessions"], "all sessions gone")

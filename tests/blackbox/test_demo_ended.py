@@ -16,14 +16,14 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
+import leftovers
 import psutil
 import pytest
 from daemon_box import KIWI
-from leftovers import nothing_left
 from patience import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 COMES_WITHIN_S = 120.0
@@ -35,10 +35,7 @@ ENDS_WITHIN_S = 150.0
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.fixture(autouse=True)
-def private_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with nothing_left(monkeypatch) as directory:
-        yield directory
+private_tmp = leftovers.private_tmp
 
 
 WRAPPER = """

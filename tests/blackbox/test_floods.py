@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flooder import KINDS
+from patience import wait_until
 from unprivileged import (
     RootDaemon,
     bursts,
     flood,
     needs_other_users,
     root_daemon,
-    wait_for,
 )
 
 if TYPE_CHECKING:
@@ -58,4 +58,4 @@ def test_a_flood_keeps_nobody_waiting(daemon: RootDaemon, kind: str) -> None:
         seen = bursts(daemon, BURSTS)
     assert len(seen["grants_s"]) == BURSTS
     assert max(seen["joined_s"], *seen["grants_s"]) < SERVED_S, seen
-    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+    wait_until(lambda: not daemon.status()["sessions"], "all sessions gone")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
+from patience import wait_until
 from unprivileged import (
     BOB,
     PATIENCE_S,
@@ -21,7 +22,6 @@ from unprivileged import (
     flood,
     needs_other_users,
     root_daemon,
-    wait_for,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_who_connects_in_a_loop_is_in_nobodys_way(daemon: RootDaemon, kind: str)
         assert len(seen["grants_s"]) == 20
         assert descriptors(pid) < 1000
         assert daemon.status(BOB)
-    wait_for(lambda: descriptors(pid) < 200, "all of it closed")
+    wait_until(lambda: descriptors(pid) < 200, "all of it closed")
 
 
 def test_who_says_nothing_is_shown_out_soon(daemon: RootDaemon) -> None:
@@ -72,7 +72,7 @@ def test_who_says_nothing_is_shown_out_soon(daemon: RootDaemon) -> None:
     with crowd(daemon, "silent", 2000) as said:
         assert said == {"connected": 2000}
         assert descriptors(pid) < before + 1000
-        wait_for(lambda: descriptors(pid) <= before + 8, "the silent ones are gone")
+        wait_until(lambda: descriptors(pid) <= before + 8, "the silent ones are gone")
 
 
 @pytest.fixture
@@ -96,12 +96,12 @@ def test_idle_scrapers_cost_the_supervisor_little(serving: tuple[RootDaemon, str
             crowd.append(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
             if number % 2:
                 crowd[-1].sendall(b"G")
-        wait_for(lambda: threads(supervisor) > 10, "some of them are heard")
+        wait_until(lambda: threads(supervisor) > 10, "some of them are heard")
         assert descriptors(supervisor) < 100
         assert threads(supervisor) < 60
         (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         os.kill(int(child), signal.SIGKILL)
-        wait_for(lambda: daemon.log().count("ready: GPU") == 2, "started again")
+        wait_until(lambda: daemon.log().count("ready: GPU") == 2, "started again")
 
         def scraped() -> bool:
             try:
@@ -110,8 +110,8 @@ def test_idle_scrapers_cost_the_supervisor_little(serving: tuple[RootDaemon, str
             except OSError:  # there is no place at the moment
                 return False
 
-        assert wait_for(scraped, "a scrape")
-        wait_for(lambda: threads(supervisor) < 10, "none is kept for ever")
+        assert wait_until(scraped, "a scrape")
+        wait_until(lambda: threads(supervisor) < 10, "none is kept for ever")
     finally:
         for one in crowd:
             one.close()

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from unprivileged import PATIENCE_S, RootDaemon, needs_other_users, root_daemon, wait_for
+from patience import wait_until
+from unprivileged import PATIENCE_S, RootDaemon, needs_other_users, root_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +73,8 @@ def test_nobody_holds_more_than_the_machine_has(
     state = "out" if field == "paged_out_bytes" else "resident"
     library.say("pager-state", state=state, **{field: LARGEST})
     library.heard_of()
-    wait_for(lambda: daemon.status()["sessions"], "it is a session")
-    memory = wait_for(lambda: daemon.status()["memory"], "its memory")
+    wait_until(lambda: daemon.status()["sessions"], "it is a session")
+    memory = wait_until(lambda: daemon.status()["memory"], "its memory")
     assert memory["host_budget_bytes"] < machine_bytes()
     assert memory["arena_bytes"] < machine_bytes()
     assert memory["paged_out_bytes"] <= memory["total_bytes"]
@@ -87,7 +88,7 @@ def test_no_number_of_a_library_is_taken_as_it_comes(daemon: RootDaemon, library
     library.say("pager-done", op=LARGEST, outcome="moved", bytes=LARGEST, elapsed_ns=10**15)
     library.say("want-room", request=LARGEST, bytes=LARGEST)
     assert library.hear("room")["granted"] is False
-    (session,) = wait_for(lambda: daemon.status()["sessions"], "it is a session")
+    (session,) = wait_until(lambda: daemon.status()["sessions"], "it is a session")
     total_bytes = daemon.status()["memory"]["total_bytes"]
     assert session["resident_bytes"] <= total_bytes
     assert session["unowned"]["managed"] <= total_bytes

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from patience import wait_until
 from unprivileged import (
     ALICE,
     BOB,
@@ -23,7 +24,6 @@ from unprivileged import (
     crowd,
     needs_other_users,
     root_daemon,
-    wait_for,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def daemon() -> Iterator[RootDaemon]:
 @pytest.fixture(autouse=True)
 def nobody_left(daemon: RootDaemon) -> Iterator[None]:
     yield
-    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+    wait_until(lambda: not daemon.status()["sessions"], "all sessions gone")
 
 
 def test_one_user_takes_sessions_and_another_still_gets_the_gpu(daemon: RootDaemon) -> None:
@@ -95,16 +95,16 @@ def test_the_queue_is_shared_and_who_waits_outside_it_gets_in(daemon: RootDaemon
     share = 32
     with crowd(daemon, "session", 100, {"type": "acquire", "burst": 1}) as said:
         assert said == {"welcome": 100}
-        wait_for(lambda: daemon.status()["holders"], "somebody has the GPU")
-        queue = wait_for(
+        wait_until(lambda: daemon.status()["holders"], "somebody has the GPU")
+        queue = wait_until(
             lambda: (q := daemon.status()["queue"]) and len(q) <= share and q, "a queue"
         )
         assert len(queue) == share
         holder = daemon.status()["holders"][0]
         (pid,) = [s["pid"] for s in daemon.status()["sessions"] if s["id"] == holder]
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: daemon.status()["holders"] not in ([holder], []), "the next one")
-        assert len(wait_for(lambda: daemon.status()["queue"], "a queue")) == share
+        wait_until(lambda: daemon.status()["holders"] not in ([holder], []), "the next one")
+        assert len(wait_until(lambda: daemon.status()["queue"], "a queue")) == share
 
 
 def test_a_program_waits_for_a_place_and_does_not_run_without_kiwi(daemon: RootDaemon) -> None:

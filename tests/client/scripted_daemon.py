@@ -9,13 +9,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from kiwi_core.errors import KiwiError
+from socket_server import Connection, SocketServer
+
 from kiwi_core.states import AntiThrash, HistoryKind
-from kiwi_core.wire.framing import FrameReader, decode_client, encode
-from kiwi_core.wire.legality import Conversation
+from kiwi_core.wire.framing import encode
 from kiwi_core.wire.messages import (
     PROTOCOL,
     Acquire,
@@ -87,14 +86,13 @@ def status_of(tq_s: float = 30.0) -> GpuStatus:
     )
 
 
-class Peer:
+class Peer(Connection):
     """One accepted connection."""
 
     def __init__(self, daemon: ScriptedDaemon, sock: socket.socket) -> None:
+        super().__init__(daemon.faults, sock)
         self.daemon = daemon
-        self.sock = sock
         self.heard: list[ClientMessage] = []
-        self.ended = False
         self._write_lock = threading.Lock()
 
     def say(self, *messages: DaemonMessage) -> None:
@@ -104,77 +102,24 @@ class Peer:
         with self._write_lock:
             self.sock.sendall(data)
 
-    def drop(self) -> None:
-        with suppress(OSError):  # the client was quicker
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def serve(self) -> None:
-        frames, talk = FrameReader(), Conversation()
-        try:
-            while data := self.sock.recv(65536):
-                for line in frames.feed(data):
-                    message = decode_client(line)
-                    talk.says(message)
-                    self.heard.append(message)
-                    self.daemon.script(self, message)
-        except OSError:
-            pass
-        except KiwiError as error:
-            self.daemon.faults.append(error)
-        finally:
-            self.ended = True
-            self.sock.close()
+    def take(self, message: ClientMessage, line: bytes) -> None:
+        self.heard.append(message)
+        self.daemon.script(self, message)
 
 
-class ScriptedDaemon:
+class ScriptedDaemon(SocketServer[Peer]):
     def __init__(self, path: Path, *, index: int = 0, grants: bool = True) -> None:
-        self.path = path
+        super().__init__(path)
         self.index = index
         self.grants = grants
         """Whether the default script grants each acquire at once."""
         self.script: Callable[[Peer, ClientMessage], None] = self.obey
-        self.peers: list[Peer] = []
-        self.faults: list[KiwiError] = []
         self.tq_s = 30.0
         self.usage = UsageReport(began_unix_s=None, rows=[])
         self.asked_usage = GetUsage()
-        self._listener: socket.socket | None = None
-        self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self.path))
-        self._listener.listen(64)
-        self._spawn(lambda listener=self._listener: self._accept(listener))
-
-    def stop(self) -> None:
-        """Stop as after kill -9: all connections end, and the socket's file stays and refuses."""
-        if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            self._listener = None
-        for peer in self.peers:
-            peer.drop()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-        self._threads.clear()
-
-    def _spawn(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            peer = Peer(self, sock)
-            self.peers.append(peer)
-            self._spawn(peer.serve)
+    def accepted(self, sock: socket.socket) -> Peer:
+        return Peer(self, sock)
 
     # --- what it does -----------------------------------------------------------------------------
 

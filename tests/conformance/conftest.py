@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from pathlib import Path
-
-import pytest
-
-from kiwi_core import emulator, preload
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from typing import TYPE_CHECKING
 
+import pytest
 from cuda_processes import Worker, end_on_a_gpu, wait_until
+
+from kiwi_core import emulator, preload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import somebody as other_users
 from daemon import wait_until
-from somebody import ALICE, BOB, Somebody
+from somebody import ALICE, BOB
 from talker import Talker
 
 from kiwi_core.daemon.base.peers import Peer, Rights
@@ -31,11 +32,12 @@ from kiwi_core.units import GIB, SessionId
 from kiwi_core.wire.messages import GetUsage, UsageBy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from daemon import Daemon
     from session_program import SessionProgram
+    from somebody import Somebody
 
     from kiwi_core.wire.messages import UsageReport, UsageRow
 
@@ -136,17 +138,7 @@ def test_a_daemon_killed_in_mid_burst_loses_little_and_counts_nothing_twice(
     assert row_of(ended, "one").held_s <= time.monotonic() - began + 5  # and its first burst
 
 
-@pytest.fixture
-def somebody() -> Iterator[Callable[..., Somebody]]:
-    made: list[Somebody] = []
-
-    def make(path: Path, uid: int) -> Somebody:
-        made.append(Somebody(path, uid))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.kill()
+somebody = other_users.somebody
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

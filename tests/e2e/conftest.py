@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import leftovers
 import pytest
 from cli_process import Result, finish, start_kiwi
 from daemon import Daemon, running_daemon
 from kernels import running_kernel
-from leftovers import nothing_left
 from notebooks import Notebook
 from pagers import BOTH, CHECKPOINT
 
 from kiwi_core import preload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from pagers import PagerUnderTest
@@ -29,18 +29,7 @@ def library() -> Path:
     return preload.library()
 
 
-@pytest.fixture(autouse=True)
-def private_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Put the test's temporary files here, and check that it leaves neither files nor processes."""
-    with nothing_left(monkeypatch) as directory:
-        yield directory
-
-
-@pytest.fixture
-def stack(private_tmp: Path) -> Iterator[ExitStack]:
-    """End what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
-    with ExitStack() as stack:
-        yield stack
+private_tmp, stack = leftovers.private_tmp, leftovers.stack
 
 
 @pytest.fixture(scope="module", params=BOTH, ids=str)

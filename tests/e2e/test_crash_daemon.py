@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import gpu_cells
+import leftovers
 import pytest
+import two_notebooks
 from checks import unharmed
-from leftovers import nothing_left
 from notebooks import assert_books_agree
 from pagers import CHECKPOINT, IN_PROCESS
 from two_notebooks import STATES, Arena
@@ -18,35 +19,18 @@ from two_notebooks import STATES, Arena
 from kiwi_core.sched.events import MemoryObserved, SessionJoined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from daemon import Daemon
     from kernels import Cell
     from notebooks import Notebook
-    from pagers import PagerUnderTest
 
 pytestmark = pytest.mark.e2e
 
 SHORT_CELL = "memory.step(write=True)\nprint('done')"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def private_tmp() -> Iterator[Path]:
-    """Share the directory in this module, since its tests share one pair of notebooks."""
-    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
-        yield directory
-
-
-@pytest.fixture(scope="module")
-def arena(pager: PagerUnderTest) -> Iterator[Arena]:
-    arena = Arena(pager)
-    try:
-        yield arena
-        arena.check()
-    finally:
-        arena.close()
-
+private_tmp, arena = leftovers.module_tmp, two_notebooks.arena
 
 CASES = [
     *((CHECKPOINT, state, who) for who in ("child", "all") for state in STATES),

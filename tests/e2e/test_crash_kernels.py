@@ -6,9 +6,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+import leftovers
 import pytest
+import two_notebooks
 from daemon import wait_until
-from leftovers import nothing_left
 from notebooks import assert_books_agree
 from pagers import CHECKPOINT, IN_PROCESS
 from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Arena, Deathwatch, TwoNotebooks
@@ -17,11 +18,7 @@ from kiwi_core.sched.actions import Grant
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from notebooks import Notebook
-    from pagers import PagerUnderTest
 
 pytestmark = pytest.mark.e2e
 
@@ -30,22 +27,7 @@ WITHIN_S = 30.0
 notebook back within this time: a quantum here is a minute."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def private_tmp() -> Iterator[Path]:
-    """Share the directory in this module, since its tests share one pair of notebooks."""
-    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
-        yield directory
-
-
-@pytest.fixture(scope="module")
-def arena(pager: PagerUnderTest) -> Iterator[Arena]:
-    arena = Arena(pager)
-    try:
-        yield arena
-        arena.check()
-    finally:
-        arena.close()
-
+private_tmp, arena = leftovers.module_tmp, two_notebooks.arena
 
 CASES = [
     *((CHECKPOINT, state, way) for way in ("kill", "restart") for state in STATES),

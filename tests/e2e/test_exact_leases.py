@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import ledger
+import leftovers
 import pytest
 from daemon import wait_until
 from gpu_cells import CPU, CPU_PRINTS, PRELUDE
-from leftovers import nothing_left
 from notebooks import assert_books_agree
 from pagers import CHECKPOINTED, IN_PROCESS, PagerUnderTest
 from two_notebooks import SIZE_MIB, Arena, TwoNotebooks
@@ -20,7 +20,6 @@ from kiwi_core.states import MovedBy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures("pager")]
 
@@ -30,11 +29,7 @@ def pager() -> PagerUnderTest:
     return IN_PROCESS
 
 
-@pytest.fixture(scope="module", autouse=True)
-def private_tmp() -> Iterator[Path]:
-    """Return the directory for the whole module, whose tests share one pair of notebooks."""
-    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
-        yield directory
+private_tmp = leftovers.module_tmp
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-import pytest
-
-from kiwi_core import emulator
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from typing import TYPE_CHECKING
 
+import pytest
 from cuda_processes import Worker, end_on_a_gpu, may_be_killed, wait_until
+
+from kiwi_core import emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 # The tests of every backend import the contract and the programs under test from here.
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import leftovers
 import pytest
 from client_program import ClientProgram
 from daemon import Daemon, running_daemon
-from leftovers import nothing_left
 from pagers import BOTH, PagerUnderTest
 
 from kiwi_core import emulator, preload
@@ -39,18 +39,7 @@ def libraries() -> emulator.Libraries:
     return emulator.build()
 
 
-@pytest.fixture(autouse=True)
-def private_tmp(libraries: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Put the test's temporary files here, and check that it leaves neither files nor processes."""
-    with nothing_left(monkeypatch) as directory:
-        yield directory
-
-
-@pytest.fixture
-def stack(private_tmp: Path) -> Iterator[ExitStack]:
-    """End what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
-    with ExitStack() as stack:
-        yield stack
+private_tmp, stack = leftovers.private_tmp, leftovers.stack
 
 
 @pytest.fixture

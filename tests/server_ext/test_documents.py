@@ -9,28 +9,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from somebody import ALICE, BOB, Somebody
+import somebody as other_users
+from somebody import ALICE, BOB
 
 from kiwi_jupyter.server_ext.documents import Documents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from daemon import Daemon
 
 
-@pytest.fixture
-def somebody() -> Iterator[Callable[..., Somebody]]:
-    made: list[Somebody] = []
-
-    def make(path: Path, uid: int) -> Somebody:
-        made.append(Somebody(path, uid))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.kill()
+somebody = other_users.somebody
 
 
 def only_path(state: dict[str, Any]) -> str | None:

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 KIWI = Path(sys.executable).with_name("kiwi")
-
-PATIENCE_S = 60.0
-"""Time limit for what should take milliseconds: the machine may be busy."""
 
 ALICE, MALLORY = 54331, 54332
 """User ids without names, which the system accepts."""

@@ -10,21 +10,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from patience import PATIENCE_S, wait_until
 from talker import Talker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KIWI = Path(sys.executable).with_name("kiwi")
-PATIENCE_S = 60.0
-"""Time limit for what should take milliseconds: the machine may be busy."""
-
 OURS = ("LD_PRELOAD", "KIWI_PRELOAD", "KIWI_PAGER")
 """Variables that ``kiwi run --pager inprocess`` sets, as any program needs them for the library."""
 
@@ -74,16 +71,6 @@ while True:
 """
 )
 """A program that takes whatever becomes free."""
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Return the first true value of ``condition()``; fail saying that ``what`` did not come."""
-    ends_s = time.monotonic() + timeout_s
-    while time.monotonic() < ends_s:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 class KiwiBox:

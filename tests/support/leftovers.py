@@ -8,16 +8,15 @@ import signal
 import tempfile
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
 MARK = "KIWI_E2E_TEST"
 """Variable in the environment of every process that a test starts, directly or not."""
@@ -40,6 +39,27 @@ def nothing_left(patch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
     assert not left, f"processes left behind: {left}"
     assert not files, f"files left behind: {files}"
+
+
+@pytest.fixture(autouse=True)
+def private_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Put the test's temporary files here, and check that it leaves neither files nor processes."""
+    with nothing_left(monkeypatch) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_tmp() -> Iterator[Path]:
+    """Do so once for a module whose tests share programs; it takes the place of ``private_tmp``."""
+    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
+        yield directory
+
+
+@pytest.fixture
+def stack(private_tmp: Path) -> Iterator[ExitStack]:
+    """End what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
+    with ExitStack() as stack:
+        yield stack
 
 
 def _processes_left(mark: str) -> list[str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """Time limit for what should take milliseconds: the machine may be busy."""
 
 SHORTEST_S, LONGEST_S = 0.01, 0.05

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from talker import HELLO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ALICE, BOB = 54321, 54322
@@ -78,3 +80,17 @@ class Somebody:
     def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+@pytest.fixture
+def somebody() -> Iterator[Callable[..., Somebody]]:
+    """Make processes of other users, and kill them after the test."""
+    made: list[Somebody] = []
+
+    def make(path: Path, uid: int) -> Somebody:
+        made.append(Somebody(path, uid))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from checks import unharmed
 from daemon import Daemon, running_daemon, wait_until
 from kernels import running_kernel
@@ -23,6 +24,8 @@ from kiwi_core import emulator
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kernels import Cell
     from pagers import PagerUnderTest
 
@@ -220,6 +223,17 @@ class Arena:
     def check(self) -> None:
         if self._pair is not None:
             self._pair.check()
+
+
+@pytest.fixture(scope="module")
+def arena(pager: PagerUnderTest) -> Iterator[Arena]:
+    """Lend a pair to the tests of a module, and check at the end that no daemon had an error."""
+    arena = Arena(pager)
+    try:
+        yield arena
+        arena.check()
+    finally:
+        arena.close()
 
 
 class Deathwatch:

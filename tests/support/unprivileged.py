@@ -14,12 +14,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from patience import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +29,6 @@ MALLORY, ALICE, BOB = 54330, 54331, 54332
 
 SUPPORT = Path(__file__).parent
 KIWI = Path(sys.executable).with_name("kiwi")
-PATIENCE_S = 60.0
-"""Time limit for what takes milliseconds: the machine may be busy."""
 
 
 def can_be_others() -> bool:
@@ -75,7 +73,7 @@ class RootDaemon:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
                 start_new_session=True, preexec_fn=_limit(descriptors),
             )  # fmt: skip
-        wait_for(lambda: self.sockets() and "ready: GPU" in self.log(), "a daemon")
+        wait_until(lambda: self.sockets() and "ready: GPU" in self.log(), "a daemon")
 
     def sockets(self) -> list[Path]:
         return sorted(self.directory.glob("*.sock"))
@@ -198,15 +196,6 @@ def bursts(daemon: RootDaemon, count: int, pause_s: float = 0.005, *, uid: int =
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    ends_s = time.monotonic() + timeout_s
-    while time.monotonic() < ends_s:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 def percentile(values: list[float], percent: float) -> float:

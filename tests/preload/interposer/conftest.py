@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
 from preload_world import Odd, World
-from tested_library import tested_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@pytest.fixture(scope="session")
-def library() -> Path:
-    return tested_library()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 
 from kiwi_core import emulator, preload
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cuda_processes import Worker, wait_until

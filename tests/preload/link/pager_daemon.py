@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kiwi_core.errors import KiwiError
-from kiwi_core.wire.framing import FrameReader, decode_client
-from kiwi_core.wire.legality import Conversation
+from socket_server import Connection, SocketServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from kiwi_core.wire.messages import ClientMessage
 
 T = TypeVar("T")
 
@@ -36,14 +35,13 @@ def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
     return value
 
 
-class Peer:
+class Peer(Connection):
     """The connection of one preloaded process."""
 
     def __init__(self, daemon: PagerDaemon, sock: socket.socket) -> None:
+        super().__init__(daemon.faults, sock)
         self.daemon = daemon
-        self.sock = sock
         self.heard: list[dict[str, Any]] = []
-        self.ended = False
         self._ops = 0
 
     def say(self, kind: str, **fields: object) -> None:
@@ -83,26 +81,8 @@ class Peer:
         """Return the last state that the process sent."""
         return self.await_heard("pager-state")[-1]
 
-    def drop(self) -> None:
-        with suppress(OSError):  # the process was quicker
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def serve(self) -> None:
-        frames, talk = FrameReader(), Conversation()
-        try:
-            while data := self.sock.recv(65536):
-                for line in frames.feed(data):
-                    talk.says(decode_client(line))
-                    self._take(json.loads(line))
-        except OSError:
-            pass
-        except KiwiError as error:
-            self.daemon.faults.append(error)
-        finally:
-            self.ended = True
-            self.sock.close()
-
-    def _take(self, message: dict[str, Any]) -> None:
+    def take(self, _message: ClientMessage, line: bytes) -> None:
+        message: dict[str, Any] = json.loads(line)
         self.heard.append(message)
         if message["type"] == "hello" and self.daemon.welcoming:
             self.welcome()
@@ -131,44 +111,20 @@ class Peer:
         self.say_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 
-class PagerDaemon:
+class PagerDaemon(SocketServer[Peer]):
     """A scripted daemon. ``opens``: whether the gate of a new peer is open. ``deaf``: the daemon
     answers no pings. ``grants_room``: the answer to each ``want-room``; ``None``: no automatic
     answer. ``turns_away``: the error that each new connection gets, which is closed before the
     daemon reads anything from it; ``turned_away`` counts them."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.welcoming = True
         self.opens = True
         self.deaf = False
         self.grants_room: bool | None = False
         self.turns_away: dict[str, Any] | None = None
         self.turned_away = 0
-        self.peers: list[Peer] = []
-        self.faults: list[KiwiError] = []
-        self._listener: socket.socket | None = None
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self.path))
-        self._listener.listen(64)
-        self._spawn(lambda listener=self._listener: self._accept(listener))
-
-    def stop(self) -> None:
-        """Stop as after kill -9: all connections end, and the socket's file stays and refuses."""
-        if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            self._listener = None
-        for peer in self.peers:
-            peer.drop()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-        self._threads.clear()
 
     def peer(self, number: int = 1) -> Peer:
         """Return connection ``number``, from 1, once it has sent its state."""
@@ -177,22 +133,10 @@ class PagerDaemon:
         peer.await_heard("pager-state")
         return peer
 
-    def _spawn(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            if self.turns_away is not None:
-                with sock:
-                    sock.sendall(json.dumps({"type": "error", **self.turns_away}).encode() + b"\n")
-                self.turned_away += 1
-                continue
-            peer = Peer(self, sock)
-            self.peers.append(peer)
-            self._spawn(peer.serve)
+    def accepted(self, sock: socket.socket) -> Peer | None:
+        if self.turns_away is None:
+            return Peer(self, sock)
+        with sock:
+            sock.sendall(json.dumps({"type": "error", **self.turns_away}).encode() + b"\n")
+        self.turned_away += 1
+        return None

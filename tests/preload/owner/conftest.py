@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-SUPPORT = Path(__file__).parents[2] / "support"
-sys.path.insert(0, str(SUPPORT))
-
-from preload_world import World  # noqa: E402
-from tested_library import tested_library  # noqa: E402
+from preload_world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cuda_processes import Worker
 
-
-@pytest.fixture(scope="session")
-def library() -> Path:
-    return tested_library()
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 @pytest.fixture
