@@ -183,31 +183,31 @@ def check_suspend(verdict: Verdict, work: Path, head: Node, kn2: Node) -> None:
 
 
 def check_little_ram(verdict: Verdict, work: Path, head: Node, kn3: Node) -> None:
-    """An idle job without RAM for its GPU memory is ended once another one has waited for it."""
+    """The notebook of a job without RAM for its GPU memory idles. It is ended once another job has
+    waited for that memory."""
     srun = ["srun", "-p", "counted", "--gres=kiwi:1"]
-    run = ["kiwi", "run", "--gpu", 0, "--require", "--"]
-    idle = head.start(*srun, "--mem=500", *run, *program(work, 300, 1), 600, user=ADA,
-                      log="idle-job")  # fmt: skip
-
-    def of_ada() -> dict[str, Any]:
-        found = (one for one in kn3.gpu(0)["sessions"] if one["owner"] == ADA)
-        return dict(next(found, {}))
-
-    until(lambda: of_ada().get("state") == "idle" and of_ada()["resident_bytes"], "it idles", 60)
-    other = head.start(*srun, "--mem=1200", *run, *program(work, 300, 1), user=BOB,
-                       log="beside-idle")  # fmt: skip
-    until(lambda: of_ada().get("problem") == "ending", "its end is announced", 60)
+    idle = head.start(*srun, "--mem=600", "env", "KIWI_GPU=0", "python",
+                      work / "programs/idle_notebook.py", user=ADA, log="idle-job")  # fmt: skip
+    shown = work / "idle-job"
+    until(lambda: "300 MiB taken" in shown.read_text(), "the notebook has its memory", 120)
+    other = head.start(*srun, "--mem=1200", "kiwi", "run", "--gpu", 0, "--require", "--",
+                       *program(work, 300, 1), user=BOB, log="beside-idle")  # fmt: skip
+    until(lambda: any(one["ends_in_s"] for one in kn3.gpu(0)["sessions"]), "an end is foretold", 60)
     queue = kn3.gpu(0)["queue"]
     foretold = [one["expected_wait_s"] for one in queue if one["expected_wait_s"] is not None]
     verdict.judge("who waits for a job with too little RAM sees for how long", bool(foretold),
                   str(queue))  # fmt: skip
-    for job in (idle, other):
-        job.wait(120)
-    said = (work / "idle-job").read_text()
-    verdict.check("a job with too little RAM is told when it will be ended", said,
-                  r"Kiwi ends the program in 10 s \(at \d\d:\d\d\)")  # fmt: skip
-    verdict.check("and with which --mem it would not be", said, r"in Slurm: --mem=\d+M")
-    verdict.check("it is ended when that time is over", said, "Kiwi ends this program")
+    for job in (other, idle):
+        job.wait(150)
+    said = shown.read_text()
+    for what, words in (
+        ("an idle notebook with too little RAM is told when it will be ended",
+         r"Kiwi ends the program in 10 s \(at \d\d:\d\d\)"),
+        ("and with which --mem it would not be", r"in Slurm: --mem=\d+M"),
+        ("it is ended when that time is over", "the kernel has ended"),
+        ("the kernel that follows says why", "Kiwi ended the kernel that was here before"),
+    ):  # fmt: skip
+        verdict.check(what, said, words)
     said = (work / "beside-idle").read_text()
     verdict.judge("the job that waited gets on, every byte intact", told(said).get("wrong") == 0,
                   said)  # fmt: skip

@@ -1,6 +1,5 @@
-"""A program on the GPU: ``gpu_work.py MIB SECONDS [IDLE]``. It fills memory, reads from it again
-and again, leaves the GPU alone for IDLE seconds, and compares every byte at the end. Prints one
-line of JSON."""
+"""A program on the GPU: ``gpu_work.py MIB SECONDS``. It fills memory, reads from it again and
+again, and compares every byte at the end. Prints one line of JSON."""
 
 import json
 import os
@@ -32,7 +31,6 @@ while (began_s := time.monotonic()) < end_s:
     check(cuda.cuMemcpyDtoH(word, memory, 8))
     longest_s = max(longest_s, time.monotonic() - began_s)
     time.sleep(0.01)
-time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0)
 found, wrong = bytearray(BLOCK), 0
 for number in range(mib):
     check(cuda.cuMemcpyDtoH(found, memory + number * BLOCK, BLOCK))
