@@ -174,6 +174,12 @@ export interface ISession {
    * is paged out. null: not known, or not for the reader.
    */
   readonly ram_bytes: number | null;
+  /**
+   * How long until Kiwi ends it, unless things change: others wait for its memory, which
+   * it does not use and which the RAM of its job or container cannot take. null: Kiwi
+   * does not.
+   */
+  readonly ends_in_s: number | null;
   readonly path: string | null;
   readonly turn_ends_at: number | null;
 }
@@ -195,6 +201,7 @@ export const SESSION_DEFAULTS = {
   stopped: '',
   kept_out: '',
   ram_bytes: null,
+  ends_in_s: null,
   path: null,
   turn_ends_at: null
 } as const;
