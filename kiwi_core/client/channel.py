@@ -37,14 +37,14 @@ _numbers_of: dict[str, BurstNumbers] = {}
 _channels: WeakSet[Channel] = WeakSet()
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     """Close a forked child's copies of the sockets: otherwise the daemon would not see the end of
     the parent while a child lives."""
     for channel in tuple(_channels):
-        channel.let_go()
+        channel.close_in_child()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Channel:
@@ -129,7 +129,7 @@ class Channel:
         if watcher is not None:
             watcher.join()
 
-    def let_go(self) -> None:
+    def close_in_child(self) -> None:
         """Close the copy of the parent's socket in a forked child, and send nothing."""
         self._make_locks()  # a thread that this process lacks may have held one
         if self.link is not None:

@@ -329,7 +329,7 @@ class GpuDaemon:
         """Release a session that has left with its memory in the GPU, as recorded. A failed move
         can still have left its gate shut."""
         if self._links.shut(target.session):
-            self._orphans.let_go(target, was_leaving=True)
+            self._orphans.bring_back(target, was_leaving=True)
         else:
             self._link_handler.left(target.session)
 
@@ -342,7 +342,7 @@ class GpuDaemon:
     def _died(self, member: SessionRecord) -> None:
         was_leaving = self._sessions.is_leaving(member)
         self._sessions.died(member)
-        self._orphans.let_go(member.target, was_leaving=was_leaving)
+        self._orphans.bring_back(member.target, was_leaving=was_leaving)
         self._observer.look_soon()
 
     # --- observations ---------------------------------------------------------------------------

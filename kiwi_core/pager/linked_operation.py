@@ -269,9 +269,9 @@ class LinkedOperation:
     async def _over(self, stop: Stop) -> bool:
         """Return whether the session has ended. If so, bring back what can be and let all of it run
         on, because nobody else ever does that. Best effort; ``stop`` records only lack of room."""
-        if not stop.over or stop.let_go:
+        if not stop.over or stop.left_running:
             return stop.over
-        stop.let_go = True
+        stop.left_running = True
         outcomes = [await self._checkpoint.page_in(await self._driver_part(), self._undo_by_ns())]
         links = await self._ours()  # includes those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)

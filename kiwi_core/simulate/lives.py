@@ -80,7 +80,7 @@ class Life:
         if event.moved_bytes:
             self.held_bytes = event.moved_bytes
 
-    def settle(self) -> None:
+    def add_last_cell(self) -> None:
         """Add the last cell to ``cells``: the journal says nothing more about it."""
         if self.closed is not None:
             held_bytes = -(-self.held_bytes // ROUND_BYTES) * ROUND_BYTES

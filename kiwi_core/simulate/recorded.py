@@ -132,7 +132,7 @@ class _Reader:
             self._close(life)
         everybody = sorted([*self._over, *self._lives.values()], key=joined_ns)
         for life in everybody:
-            life.settle()
+            life.add_last_cell()
             life.cells = [cell for cell in life.cells if cell.asked_ns >= self._since_ns]
         everybody = [life for life in everybody if life.cells]
         if self._first is None or not everybody:
@@ -251,7 +251,7 @@ class _Reader:
     # --- cells ----------------------------------------------------------------------------------
 
     def _open(self, life: Life, burst: int) -> None:
-        life.settle()
+        life.add_last_cell()
         life.burst = burst
         life.asked_ns = self._now_ns
         life.granted_ns = None

@@ -45,13 +45,13 @@ class GpuHandler(SettingHandler):
             if (value := getattr(wanted, name)) is not msgspec.UNSET
         }
 
-        def settle(client: Client) -> m.SettingsInForce:
+        def change(client: Client) -> m.SettingsInForce:
             client.set(**said)
             now = client.status().scheduler
             return m.SettingsInForce(tq_s=now.tq_s, anti_thrash=now.anti_thrash, policy=now.policy)
 
         words = msgspec.json.encode(wanted).decode()
-        self.say(await self.act(uuid, f"set {words}", settle))
+        self.say(await self.act(uuid, f"set {words}", change))
 
 
 class SessionSettingsHandler(SettingHandler):

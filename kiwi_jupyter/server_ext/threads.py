@@ -25,7 +25,7 @@ async def in_thread(work: Callable[[], _T], name: str) -> _T:
         except BaseException as error:  # noqa: BLE001  (it is the caller's)
             call_in(loop, _fail, done, error)
         else:
-            call_in(loop, _settle, done, result)
+            call_in(loop, _resolve, done, result)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done
@@ -37,7 +37,7 @@ def call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args:
         loop.call_soon_threadsafe(call, *args)
 
 
-def _settle(future: asyncio.Future[_T], result: _T) -> None:
+def _resolve(future: asyncio.Future[_T], result: _T) -> None:
     if not future.done():
         future.set_result(result)
 

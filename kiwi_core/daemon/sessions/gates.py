@@ -81,7 +81,7 @@ class Gates:
     # --- after each event -----------------------------------------------------------------------
 
     def after(self, step: Step) -> None:
-        """Answer and settle after an event. Costs nothing while no library is linked."""
+        """Answer, and give orders to gates. Costs nothing while no library is linked."""
         event, actions = step.event, step.actions
         for action in actions:
             if isinstance(action, (RoomMade, RoomDenied)):

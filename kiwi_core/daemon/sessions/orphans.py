@@ -51,12 +51,12 @@ class Orphans:
         """Return whether processes of ended sessions are still being let go."""
         return bool(self._tasks)
 
-    def let_go(self, target: Target, *, was_leaving: bool) -> None:
-        task = asyncio.ensure_future(self._let_go(target, was_leaving))
+    def bring_back(self, target: Target, *, was_leaving: bool) -> None:
+        task = asyncio.ensure_future(self._bring_back(target, was_leaving))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _let_go(self, target: Target, was_leaving: bool) -> None:
+    async def _bring_back(self, target: Target, was_leaving: bool) -> None:
         while target.session in self._operations.sessions:
             await asyncio.sleep(0.1)
         if not (was_leaving or self.closed):

@@ -26,7 +26,7 @@ ACTIVITY: Final = "your other notebooks are ahead"
 
 class QueuePlaces:
     """The places of all users. ``enqueue`` puts the burst with that number into the queue.
-    ``settle`` is called after each event."""
+    ``move_up_soon`` is called after each event."""
 
     def __init__(self, share: Share, enqueue: Callable[[SessionRecord, int], None]) -> None:
         self._share = share

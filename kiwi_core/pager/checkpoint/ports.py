@@ -69,7 +69,7 @@ class Stop(Exception):  # noqa: N818 - not an error: an answer
     ``keep_locked``: undoing failed for a part, so the other processes of the session must not run
     on.
     ``over``: the session has ended (its root is gone, or a part is lost), so nothing of it need
-    stay as it was. ``let_go``: the rest of it has been let go.
+    stay as it was. ``left_running``: all of it that is left runs on already.
     """
 
     def __init__(self, outcome: Refused | Lost) -> None:
@@ -77,7 +77,7 @@ class Stop(Exception):  # noqa: N818 - not an error: an answer
         self.outcome = outcome
         self.keep_locked = False
         self.over = isinstance(outcome, Lost) or outcome.reason is Reason.GONE
-        self.let_go = False
+        self.left_running = False
 
     def __str__(self) -> str:
         return self.outcome.detail

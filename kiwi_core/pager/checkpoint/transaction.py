@@ -93,7 +93,7 @@ class Transaction:
             return await self._move.bring_back(out, members)
         except Stop as stop:
             if stop.over:
-                await self._let_go(members, stop)
+                await self._leave_running(members, stop)
             raise
 
     async def _moved_meanwhile(self) -> bool:
@@ -108,7 +108,7 @@ class Transaction:
         gone = not self._locking.root_alive()
         if failed or gone:
             stop = Stop(lost(failed[0].pid) if failed else self._locking.gone())
-            await self._let_go(members, stop)
+            await self._leave_running(members, stop)
             raise stop
         return members
 
@@ -166,7 +166,7 @@ class Transaction:
         except (Stop, GpuError) as error:
             stop = as_stop(error, locked[0].pid)
             if stop.over:
-                await self._let_go(members, stop)
+                await self._leave_running(members, stop)
             else:
                 await self._undo_out(done, locked, members, stop)
             raise stop from error
@@ -199,7 +199,7 @@ class Transaction:
             stop.keep_locked = True
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
 
-    async def _let_go(self, members: list[SessionProcess], stop: Stop) -> None:
+    async def _leave_running(self, members: list[SessionProcess], stop: Stop) -> None:
         """Bring back what can be brought back and let everything run on: the session is over (its
         root ended, or a part is lost). Ignore errors, since the outcome is known. One exception: if
         there is no room for a process that an ended root left behind, the outcome says so."""

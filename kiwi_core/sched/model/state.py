@@ -246,7 +246,7 @@ class State(Derived):
         self.sessions[session_id] = session
         return session
 
-    def let_go(self, session: Session) -> None:
+    def forget_leaver(self, session: Session) -> None:
         """Forget a session that left Kiwi and lives on: from now on its GPU memory counts as held
         by a program outside Kiwi."""
         self.tell(session, "left Kiwi")

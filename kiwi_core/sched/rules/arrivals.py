@@ -94,7 +94,7 @@ def lost(st: State, event: ev.SessionLost) -> None:
     if session is None:
         return
     growth.drop_all(st, session)
-    kept_out.let_go(st, session)
+    kept_out.admit_again(st, session)
     bursts.to_rest(st, session)
     st.tell(session, "its process ended")
     st.process_died(session)
@@ -104,7 +104,7 @@ def detached(st: State, event: ev.SessionDetached) -> None:
     session = st.known(event.session)
     if session is None or session.leaving:
         return
-    kept_out.let_go(st, session)
+    kept_out.admit_again(st, session)
     if session.want is not NOTHING:
         bursts.end(st, session, "left Kiwi", st.now_ns)
     session.leaving = True
@@ -114,7 +114,7 @@ def detached(st: State, event: ev.SessionDetached) -> None:
     elif session.residency is PAGED_OUT:
         bursts.enqueue_return(st, session)
     else:
-        st.let_go(session)
+        st.forget_leaver(session)
 
 
 def requested(st: State, event: ev.LeaseRequested) -> None:

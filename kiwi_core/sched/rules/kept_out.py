@@ -37,7 +37,7 @@ def keep_out(st: State, session: Session, by: str) -> None:
     st.tell(session, "kept out of the GPU by {}", by)
 
 
-def let_go(st: State, session: Session) -> None:
+def admit_again(st: State, session: Session) -> None:
     """Stop keeping ``session`` out; it joins the tail of the queue if it wants the GPU. Do nothing
     if it is not kept out."""
     if not session.kept_out:
@@ -86,7 +86,7 @@ def suspension_requested(st: State, event: ev.SuspensionRequested) -> None:
 def resumption_requested(st: State, event: ev.ResumptionRequested) -> None:
     session = st.known(event.session)
     if session is not None:
-        let_go(st, session)
+        admit_again(st, session)
 
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {

@@ -72,7 +72,7 @@ def _leave_or_return(st: State, session: Session) -> None:
         st.refresh(session)
     elif session.residency in (RESIDENT, LOST):
         bursts.to_rest(st, session)
-        st.let_go(session)
+        st.forget_leaver(session)
     elif session.residency is PAGED_OUT and session.want is NOTHING:
         bursts.enqueue_return(st, session)
     else:

@@ -278,7 +278,7 @@ class _Pass:
         kept = self._space.get("Out")
         if type(kept) is dict and any(value is old for value in list(kept.values())):
             return None
-        why = self._checker.let_go(old)
+        why = self._checker.dropped(old)
         if why is None:
             return None
         fault = Objection(shown_at, "___", f"its old value goes: {why}", taints=False)

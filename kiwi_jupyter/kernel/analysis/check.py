@@ -103,7 +103,7 @@ class Checker:
             return None
         return Objection(line, name, f"its old value goes: {why}", taints=False)
 
-    def let_go(self, value: object) -> str | None:
+    def dropped(self, value: object) -> str | None:
         """Return why dropping the last reference to ``value`` may use the GPU."""
         return None if self._clean or type(value) is ModuleType else self._judge.value(value)
 

@@ -62,7 +62,7 @@ class PlainChecker(Checker):
     def stored(self, name: str, old: object, line: int) -> Objection | None:  # noqa: ARG002
         return None
 
-    def let_go(self, value: object) -> str | None:  # noqa: ARG002
+    def dropped(self, value: object) -> str | None:  # noqa: ARG002
         return None
 
     def _import(self, module: str, line: int) -> Objection | None:
