@@ -1,4 +1,4 @@
-"""The daemon of one GPU: a thin shell around the scheduler.
+"""The daemon of one GPU: it does what the scheduler orders, and tells it what happened.
 
 ==============  =================================================================================
 ``supervisor``  starts one process for each GPU, and restarts those that crash

@@ -54,7 +54,7 @@ class LinkedOperation:
             self._check_first()
             return await operation(self)
         except Stop as stop:
-            await self._over(stop)
+            await self._let_all_go_if_over(stop)
             raise
 
     async def suspend(self) -> Moved:
@@ -96,7 +96,9 @@ class LinkedOperation:
             self._still_wanted()
         except (Stop, GpuError) as error:
             stop = as_stop(error, self._target.root.pid)
-            if await self._over(stop) or await self._undo_page_out(stop, found, suspended):
+            if await self._let_all_go_if_over(stop) or await self._undo_page_out(
+                stop, found, suspended
+            ):
                 raise stop from error
             return await self._out_now()
         if todo:
@@ -126,7 +128,7 @@ class LinkedOperation:
                 await self._all_do(_in(links, Residency.SUSPENDED), "resume", resumed)
             except (Stop, GpuError) as error:
                 stop = as_stop(error, self._target.root.pid)
-                if not await self._over(stop):
+                if not await self._let_all_go_if_over(stop):
                     await self._undo(stop, resumed, "suspend", "runs")
                     await self._undo_page_in(stop, back, by_driver if rest_bytes else None)
                 raise stop from error
@@ -250,7 +252,7 @@ class LinkedOperation:
 
     async def _driver_part(self, also: Collection[ProcessRef] = ()) -> Target:
         """Return the part of the target that the driver is to move: the processes without a
-        library, those that it holds already, and those in ``also``."""
+        library, those that the driver has locked or paged out already, and those in ``also``."""
         linked = {link.ref for link in await self._ours() if link.ref not in also}
         return replace(self._target, left_out=self._target.left_out | linked)
 
@@ -266,7 +268,7 @@ class LinkedOperation:
             detail = f"Process {self._target.root.pid} has ended."
             raise Stop(Refused(Reason.GONE, detail))
 
-    async def _over(self, stop: Stop) -> bool:
+    async def _let_all_go_if_over(self, stop: Stop) -> bool:
         """Return whether the session has ended. If so, bring back what can be and let all of it run
         on, because nobody else ever does that. Best effort; ``stop`` records only lack of room."""
         if not stop.over or stop.left_running:
@@ -282,7 +284,7 @@ class LinkedOperation:
         return True
 
     async def _undo_suspend(self, stop: Stop, suspended: list[LinkedProcess]) -> None:
-        if not await self._over(stop):
+        if not await self._let_all_go_if_over(stop):
             await self._undo(stop, suspended, "resume", "stays suspended")
 
     async def _undo_page_out(

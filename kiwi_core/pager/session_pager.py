@@ -71,18 +71,18 @@ class SessionPager:
     # --- the pager ------------------------------------------------------------------------------
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        alone, linked = self._checkpoint.suspend, LinkedOperation.suspend
+        by_driver, with_libraries = self._checkpoint.suspend, LinkedOperation.suspend
         return await self._with_stopped_continued(
-            target, lambda: self._run(target, deadline_ns, alone, linked)
+            target, lambda: self._run(target, deadline_ns, by_driver, with_libraries)
         )
 
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._run(target, deadline_ns, self._checkpoint.resume, LinkedOperation.resume)
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        alone, linked = self._checkpoint.page_out, LinkedOperation.page_out
+        by_driver, with_libraries = self._checkpoint.page_out, LinkedOperation.page_out
         outcome = await self._with_stopped_continued(
-            target, lambda: self._run(target, deadline_ns, alone, linked)
+            target, lambda: self._run(target, deadline_ns, by_driver, with_libraries)
         )
         if isinstance(outcome, Refused) and outcome.reason is Reason.NO_HOST_MEMORY:
             return _with_shortage(outcome, self._living(target))
@@ -153,9 +153,9 @@ class SessionPager:
         ]
 
     async def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
-        alone = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
-        linked = partial(LinkedOperation.page_in, room_wait_ns=room_wait_ns)
-        return await self._run(target, deadline_ns, alone, linked)
+        by_driver = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
+        with_libraries = partial(LinkedOperation.page_in, room_wait_ns=room_wait_ns)
+        return await self._run(target, deadline_ns, by_driver, with_libraries)
 
     async def _with_stopped_continued(
         self, target: Target, run: Callable[[], Awaitable[Outcome]]
@@ -174,9 +174,11 @@ class SessionPager:
         self,
         target: Target,
         deadline_ns: int,
-        alone: Callable[[Target, int], Awaitable[Outcome]],
-        linked: Callable[[LinkedOperation], Awaitable[Moved]],
+        by_driver: Callable[[Target, int], Awaitable[Outcome]],
+        with_libraries: Callable[[LinkedOperation], Awaitable[Moved]],
     ) -> Outcome:
+        """Run ``by_driver`` if no process has Kiwi's library. A kernel has its gate, so
+        ``with_libraries`` is the usual case."""
         lock = self._lock_of(target.session)
         left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / NS_PER_S)
         try:
@@ -188,11 +190,11 @@ class SessionPager:
             if (refused := self._checkpoint.refusal_of_stopped(target)) is not None:
                 return refused
             if not self._living(target):
-                return await alone(target, deadline_ns)
+                return await by_driver(target, deadline_ns)
             operation = LinkedOperation(
                 self._checkpoint, self._links, self._config, target, deadline_ns, self._living
             )
-            return await operation.do(linked)
+            return await operation.do(with_libraries)
         except Stop as stop:
             return stop.outcome
         except GpuError as error:

@@ -84,7 +84,7 @@ class CellRun:
 
     member: int
     silent: bool
-    otherwise: Verdict | None = None
+    if_untouched: Verdict | None = None
     """See ``Decision``."""
     before: Before = field(default_factory=Before.now)
     screens: Callable[[], Screen] = on_no_screen
@@ -160,7 +160,9 @@ class CellHook:
         with self._lock:
             while len(self._pending) >= PENDING_MAX:
                 del self._pending[next(iter(self._pending))]
-            self._pending[token] = CellRun(threading.get_ident(), is_silent(), decision.otherwise)
+            self._pending[token] = CellRun(
+                threading.get_ident(), is_silent(), decision.if_untouched
+            )
         is_plain = text is not None and "await" not in text and "async" not in text
         awaited = not is_plain and self._runs_as_coroutine(node)
         call: ast.expr = ast.Call(
@@ -280,9 +282,9 @@ class CellHook:
 
     def _runs_at_once(self, run: CellRun) -> bool:
         """Return whether it needs no turn, as has become known with the connection."""
-        if run.otherwise is None or not self._decider.untouched():
+        if run.if_untouched is None or not self._decider.untouched():
             return False
-        self.last_verdict = run.otherwise
+        self.last_verdict = run.if_untouched
         self._bystander = contextvars.copy_context()
         self._give_up(run)
         return True

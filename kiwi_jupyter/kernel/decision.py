@@ -36,13 +36,13 @@ _log = logging.getLogger("kiwi.kernel")
 
 @dataclass(frozen=True)
 class Decision:
-    """``otherwise`` replaces ``verdict`` if, after connecting, the gate is in front of a driver
+    """``if_untouched`` replaces ``verdict`` if, after connecting, the gate is in front of a driver
     that nothing has started. (An emulating daemon brings gate and driver only with the connection.)
     ``connect``: connect without making the cell wait, so that the daemon knows this notebook's name
     if the cell reaches the driver."""
 
     verdict: Verdict
-    otherwise: Verdict | None = None
+    if_untouched: Verdict | None = None
     connect: bool = False
 
 
@@ -116,7 +116,7 @@ class Decider:
         at_once = Verdict(False, UNTOUCHED.format(doubt=verdict.why))
         if untouched:
             return Decision(at_once, connect=self._session.connected_client is None)
-        return Decision(verdict, otherwise=at_once)
+        return Decision(verdict, if_untouched=at_once)
 
     def _driver_may_come(self) -> bool:
         """Return whether the first connection may bring the driver, and the gate in front of it."""

@@ -1,4 +1,4 @@
-"""The heart of the shell: feeds events to the scheduler, publishes its orders, and runs operations.
+"""The heart of the daemon: feeds events to the scheduler, publishes its orders, runs operations.
 
 There is exactly one timer: for the scheduler's next deadline or the next operation that becomes
 overdue, whichever comes first.

@@ -70,8 +70,9 @@ LEAST_RUN_TQ: Final = 0.25
 """The least that a runner gets. With 1/15 the total time under overload was 8 to 10 % longer."""
 
 IN_PLACE_TQ: Final = 0.1
-"""The least that a runner gets if the waiter's memory is in the GPU. It is the whole quantum if the
-waiter is on the first level. Nothing moves then, so short turns cost next to nothing."""
+"""The least that a runner gets if the waiter's memory is in the GPU. For a waiter on the
+first level it also replaces the runner's quantum. Nothing moves then, so short turns cost next to
+nothing."""
 
 WORTH_TQ: Final = 0.125
 """If the next session's page-out and page-in together take at least this, another session computes
