@@ -45,7 +45,6 @@ OPERATIONS: dict[str, int] = {
     "nvml_memory": 7,
     "nvml_processes": 8,
 }
-UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)

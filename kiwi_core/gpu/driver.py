@@ -102,13 +102,6 @@ def capabilities() -> DriverInfo:
     return DriverInfo(version, library_path(), not why_not, why_not)
 
 
-def checkpoint_supported() -> bool:
-    try:
-        return capabilities().checkpoint
-    except GpuError:
-        return False
-
-
 def checkpoint_state(pid: int) -> CheckpointState:
     """Ask the driver, which takes well under a millisecond. A ``pid`` that is dead, is a thread, or
     has not initialised CUDA is ``NOT_A_CUDA_PROCESS``."""

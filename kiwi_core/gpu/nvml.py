@@ -158,17 +158,6 @@ def utilisation_samples(uuid: str, since_us: int) -> tuple[UtilisationSample, ..
     return _call(f"reading the utilisation of {uuid}", read)
 
 
-def utilisation(uuid: str, since_us: int) -> dict[int, int] | None:
-    """Return the highest percentage by pid since ``since_us``; ``None`` if NVML reports none."""
-    samples = utilisation_samples(uuid, since_us)
-    if samples is None:
-        return None
-    highest: dict[int, int] = {}
-    for sample in samples:
-        highest[sample.pid] = max(sample.percent, highest.get(sample.pid, 0))
-    return highest
-
-
 def _gpus(nvml: Any) -> tuple[GpuInfo, ...]:
     version = _optional(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion())) or ""
     return tuple(_gpu(nvml, index, version) for index in range(nvml.nvmlDeviceGetCount()))

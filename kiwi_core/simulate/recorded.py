@@ -41,16 +41,6 @@ if TYPE_CHECKING:
     from kiwi_core.units import OpId, SessionId
 
 
-def trace_of(
-    records: Iterable[JournalHeader | JournalEntry],
-    *,
-    contention: float = 1.0,
-    name: str = "recorded",
-) -> Trace:
-    """Return the trace. Raise ``CallerError("bad-journal")`` if there is no header or no cell."""
-    return read(records, contention=contention, name=name)[0]
-
-
 def read(
     records: Iterable[JournalHeader | JournalEntry],
     *,

@@ -59,14 +59,13 @@ def test_what_the_driver_can_do(machine: Machine) -> None:
         "checkpoint": True,
         "why_not": "",
     }
-    assert observer.get("gd.checkpoint_supported()") is True
 
 
 def test_a_driver_that_is_too_old(machine: Machine) -> None:
     emulator.set_driver_version(machine.path, 12040)
     target = machine.worker("init()")
     observer = machine.observer()
-    assert observer.get("gd.checkpoint_supported()") is False
+    assert observer.get("gd.capabilities().checkpoint") is False
     assert "570" in observer.get("gd.capabilities().why_not")
     code, number, text = observer.get(f"code(gd.lock, {target.pid}, 100)")
     assert (code, number) == ("driver-too-old", 500)
@@ -192,7 +191,7 @@ def test_who_worked(machine: Machine) -> None:
     machine.worker("init()")
     observer = machine.observer()
     read: Callable[[], list[list[int]]] = lambda: observer.get(  # noqa: E731
-        f"sorted((nvml.utilisation({first!r}, 0) or {{}}).items())"
+        f"[(s.pid, s.percent) for s in nvml.utilisation_samples({first!r}, 0) or ()]"
     )
     busy.do("launch('spin_ns', 200_000_000); sync()")
     wait_until(lambda: any(percent > 0 for _, percent in read()), "a sample of the work")

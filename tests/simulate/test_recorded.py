@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
@@ -19,7 +20,7 @@ from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.lives import ROUND_BYTES, ROUND_NS
 from kiwi_core.simulate.mixes import generate
 from kiwi_core.simulate.model import FaultRates, Setup, SimulatedMachine
-from kiwi_core.simulate.recorded import read, trace_of
+from kiwi_core.simulate.recorded import read
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash, Reason
 from kiwi_core.units import GIB, MIB, NS_PER_S, OpId, SessionId, seconds_to_ns
@@ -35,6 +36,10 @@ HEADER = JournalHeader(
     config=DEFAULTS,
 )
 A, B = SessionId("kernel-of-alice"), SessionId("kernel-of-bob")
+
+
+def trace_of(records: Iterable[JournalHeader | JournalEntry]) -> Trace:
+    return read(records)[0]
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ void *kp_real_of(int symbol);
 
 typedef uintptr_t W; /* an argument or a result, whatever its type is */
 
-#define KP_NOT_FOUND 500 /* CUDA_ERROR_NOT_FOUND: this file knows no types */
 #define NOT_FOREIGN (-1)
 
 W kp_no_such_call(void **slot); /* fills the slot if it can */

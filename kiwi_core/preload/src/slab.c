@@ -6,8 +6,6 @@
 
 #include "blocks.h"
 
-#define ALIGN 512u
-
 /* 512, 1024, 1536, 2048, 3072, 4096 ... and at the end fractions of 2 MiB. */
 static const uint32_t sizes[KP_CLASSES] = {
     512,    1024,   1536,   2048,   3072,   4096,   6144,   8192,   12288,
