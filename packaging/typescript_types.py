@@ -1,10 +1,10 @@
-"""Writes the labextension's types from the structs of the server extension.
+"""Write the labextension's types from the structs of the server extension.
 
     .venv/bin/python packaging/typescript_types.py
 
-The structs in ``kiwi_jupyter/server_ext/model.py``, and the wire's structs that they are made of,
-are the one definition of what REST and the stream say. ``tests/tooling/test_typescript_types.py``
-fails where the written file differs.
+The structs in ``kiwi_jupyter/server_ext/model.py``, and the wire's structs in them, define what
+REST and the stream send. ``tests/tooling/test_typescript_types.py`` fails if the written file
+differs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FILE: Final = Path(__file__).parents[1] / "labextension/src/model/types.ts"
 
 ROOTS: Final = (model.State, model.Message, model.BroughtBack, model.Story)
-"""What TypeScript reads: every other struct is reached from these."""
+"""The structs that TypeScript reads; they lead to every other one."""
 
 PARTS_OF_STRUCTS: Final = {
     "GpuDelta.set": "Partial<Omit<IGpu, 'sessions' | 'history'>>",
@@ -58,7 +58,7 @@ def written() -> str:
 
 
 def _reach(of: types.Type, found: dict[str, str]) -> None:
-    """Add what ``of`` is made of to ``found``, by name, and then itself."""
+    """Add the structs inside ``of`` to ``found``, by name, and then ``of`` itself."""
     if isinstance(of, types.StructType):
         if of.cls.__name__ not in found:
             for field in of.fields:
@@ -131,7 +131,7 @@ def _field(of: types.StructType, field: types.Field) -> str:
 
 
 def _typed(of: types.Type) -> str:
-    """Return the TypeScript type. Raises ``KeyError`` for one that nothing here uses yet."""
+    """Return the TypeScript type. Raises ``KeyError`` for a type that is not used yet."""
     if isinstance(of, types.Metadata):
         return _typed(of.type)
     if isinstance(of, types.StructType):

@@ -1,4 +1,4 @@
-/** Makes states: everything has a plain default, what a story writes is what matters to it. */
+/** Makes states with plain defaults, so that a story writes only what matters to it. */
 
 import type {
   HistoryKind,
@@ -18,7 +18,7 @@ import {
   WAITER_DEFAULTS
 } from '../src/model/types';
 
-/** When all stories play (Unix seconds). */
+/** The time of all stories (Unix seconds). */
 export const NOW = 1_763_733_780;
 
 export const GIB = 1024 ** 3;
@@ -45,7 +45,7 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
   };
 }
 
-/** A place in line; `wait_s`: from NOW on, null where nobody can tell. */
+/** A place in line; `wait_s`: from NOW on, null if it is unknown. */
 export function waits(id: string, position: number, wait_s: number | null): IWaiter {
   return {
     ...WAITER_DEFAULTS,
@@ -119,7 +119,7 @@ export function state(gpus: readonly IGpu[], problem: IProblem | null = null): I
 
 let entries = 0;
 
-/** Something that happened: `began` and `ended` are seconds before NOW, null: it goes on. */
+/** A past event: `began` and `ended` are seconds before NOW; null: it continues. */
 export function did(
   who: ISession,
   kind: HistoryKind,
@@ -143,7 +143,7 @@ export function did(
   };
 }
 
-/** Memory that moved, at the speed of today's drivers. */
+/** A move of memory at the speed of current drivers. */
 export function moved(
   who: ISession,
   kind: 'out' | 'in',

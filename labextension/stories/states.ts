@@ -1,4 +1,4 @@
-/** The stories: each a state of the world that people meet, in the order in which to look at them. */
+/** The stories: each is a state that users meet; the order is that for looking at them. */
 
 import type { Connection } from '../src/model/api';
 import type { IGpu, IHistory, ISession, IState } from '../src/model/types';
@@ -232,7 +232,7 @@ function busyHour(): IGpu {
   return gpu({ sessions: [a, b], history: [...short, ...turns.flat()], gauges: BUSY });
 }
 
-/** Names as people give them, and figures that need much room. */
+/** Names as users give them, and figures that need much room. */
 function longNames(): IGpu {
   const name = (end: string) => `2026-11-finetune-llama-70b-instruct-lr3e-5-${end}.ipynb`;
   const a = session('a', {

@@ -1,4 +1,4 @@
-/** A model that stands still, for stories and tests: the clock moves only when it is told to. */
+/** A model for stories and tests, whose clock moves only when it is told to. */
 
 import { Signal } from '@lumino/signaling';
 

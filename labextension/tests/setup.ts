@@ -1,4 +1,4 @@
-/** What browsers have, JupyterLab's packages use when they are imported, and jsdom lacks. */
+/** Browser features that JupyterLab's packages use on import and jsdom lacks. */
 
 class DragEventStub extends MouseEvent {}
 globalThis.DragEvent ??= DragEventStub as typeof DragEvent;

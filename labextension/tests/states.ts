@@ -1,4 +1,4 @@
-/** One constructor per thing, everything defaulted: what a test writes is what matters to it. */
+/** Constructors with plain defaults, so that a test writes only what matters to it. */
 
 import * as make from '../stories/make';
 import type { IGpu, IHistory, IWaiter, ISession, IState } from '../src/model/types';

@@ -24,7 +24,7 @@ PYTHON = "/opt/kiwi/bin/python"
 
 @contextmanager
 def hub(node: Node, work: Path, kind: str, user: str = "root") -> Iterator[None]:
-    """A hub on ``node``, until the end of the block."""
+    """Run a hub on ``node`` until the end of the block."""
     place = f"/var/spool/hub-{kind}"
     node.run("install", "-d", "-o", user, "-m", "0700", place)
     running = node.start(
@@ -63,7 +63,7 @@ def check_shared(verdict: Verdict, work: Path, node: Node, kind: str, user: str 
 
 
 def check_spread(verdict: Verdict, work: Path, node: Node) -> None:
-    """Two servers know nothing of each other, and nobody has used a GPU yet."""
+    """Two servers know nothing of each other, and no program has used a GPU yet."""
     with hub(node, work, "local"):
         said = drive(node, work, "run", str(work / "programs/where.py"), ADA, BOB)
         placed = re.findall(r"placed on (GPU-\S+)", said)

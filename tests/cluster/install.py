@@ -1,4 +1,4 @@
-"""Installs what the laboratory needs, says what, and removes it again (but for Debian packages)."""
+"""Install what the laboratory needs, list it, and remove it again (except Debian packages)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def remove(work: Path) -> None:
     SUDOERS.unlink(missing_ok=True)
     until(_without_groups, "Slurm's control groups are empty")
     for place in MOUNT_POINTS:
-        with suppress(OSError):  # it is somebody's, and not empty
+        with suppress(OSError):  # it belongs to somebody else, and is not empty
             place.rmdir()
     shutil.rmtree(work)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PATH = "/opt/kiwi/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 COMMAND_WITHIN_S = 150.0
-"""No command of a check takes as long: waits are of seconds, a cold hub takes twenty."""
+"""Limit for a command of a check: waits take seconds, a cold hub takes twenty."""
 
 
 class Node:
@@ -74,7 +74,7 @@ class Node:
 
     def start(self, *command: object, user: str = "root", env: dict[str, str] | None = None,
               log: str = "", directory: str = "") -> subprocess.Popen[bytes]:  # fmt: skip
-        """Start a program that goes on; ``log`` is a file in the work directory."""
+        """Start a program that runs on; ``log`` is a file in the work directory."""
         output = (self._work / log).open("ab") if log else self._log
         return subprocess.Popen(
             self.command(*command, user=user, env=env, directory=directory),
@@ -101,7 +101,7 @@ class Node:
 
 
 def connect(nodes: list[Node]) -> None:
-    """Join the machines by a bridge on the first one. Nothing of it leads out of them."""
+    """Join the machines by a bridge on the first one, which leads nowhere else."""
     head, *others = nodes
     for words in (
         ["link", "add", "br0", "type", "bridge"],

@@ -1,4 +1,4 @@
-"""Collects what the checks find, and says it line by line."""
+"""Collect what the checks find, and print it line by line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 class Verdict:
-    """``check`` prints ``ok`` or ``FAIL`` and goes on; ``failed`` counts."""
+    """``check`` prints ``ok`` or ``FAIL`` and continues; ``failed`` counts."""
 
     def __init__(self) -> None:
         self.passed = self.failed = 0

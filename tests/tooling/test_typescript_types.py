@@ -53,7 +53,7 @@ def test_each_kind_of_field_has_its_type(script: ModuleType) -> None:
     script._reach(msgspec.inspect.type_info(Change), found)
     assert found == {
         "Inner": (
-            "/** A struct that only `Outer` leads to. */\n"
+            "/** A struct that is reached only through `Outer`. */\n"
             "export interface IInner {\n"
             "  /** Bytes that are free; null is not among them. */\n"
             "  readonly free_bytes: number;\n"

@@ -25,7 +25,7 @@ class Socket {
   say(message: object): void {
     this.onmessage?.({ data: JSON.stringify(message) });
   }
-  /** The other side, or the network, ends it. */
+  /** Ends the connection from the other side. */
   breaks(): void {
     this.onclose?.();
   }
@@ -231,7 +231,7 @@ describe('the stream', () => {
     expect(vi.getTimerCount()).toBe(0);
     await pass(3_600_000);
     expect(host.sockets).toHaveLength(1);
-    expect(host.connections).toEqual(['live']); // resting is not being lost
+    expect(host.connections).toEqual(['live']); // a resting stream is not lost
     show(true);
     expect(host.sockets).toHaveLength(2);
   });

@@ -27,7 +27,7 @@ interface ICase {
   readonly sessions: Readonly<Record<string, Partial<ISession>>>;
   readonly turns: Readonly<Record<string, string>>;
   readonly waits: Readonly<Record<string, string>>;
-  /** By the notebook in front ('': none is): the status bar, then what the sidebar says of it. */
+  /** By the notebook in front ('': none): the status bar's text, then the sidebar's. */
   readonly places: Readonly<Record<string, readonly [string, ...string[]]>>;
 }
 
@@ -77,7 +77,7 @@ describe('the words of every surface', () => {
       for (const words of card) {
         expect(said('my-wait').join()).toContain(words);
       }
-      // Of the notebook in large the line says no figure: it stands above.
+      // The line omits the large notebook's figure, which is above it.
       const subject = subjectOf(ownPlacesOn(shared), kernel)?.session.id;
       const figure = (id: string, words: string) => (id === subject ? 'this one' : words);
       expect(said('holder')).toEqual(

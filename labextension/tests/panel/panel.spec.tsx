@@ -86,7 +86,7 @@ describe('the panel', () => {
     const store = new StillStore(waiting(null), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('Waiting');
-    // Of the notebook above it says the place only: each figure is said once.
+    // It shows only the place of the notebook above: each figure appears once.
     expect(hook('queue-entry').textContent).toBe('1b.ipynbthis one');
   });
 

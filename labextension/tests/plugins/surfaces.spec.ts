@@ -207,7 +207,7 @@ describe('bringing back', () => {
     const { asked, store, widget } = running('k-s1');
     const busy = gpu({ sessions: [session({ state: 'idle' })] });
     store.hear({ type: 'snapshot', ...state([busy]) });
-    // A while later it is out again, and nobody looked.
+    // Later it is out again, and no user has looked at it.
     const out = gpu({ sessions: [session({ state: 'paged-out' })] });
     store.hear({ type: 'snapshot', ...state([out], { now: 1100 }) });
     expect(asked).toEqual(['s1']);

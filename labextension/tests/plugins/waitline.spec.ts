@@ -15,7 +15,7 @@ function update(displayId: string | undefined, cell: unknown, html?: string) {
   } as unknown as KernelMessage.IMessage;
 }
 
-/** Draws as JupyterLab's renderer of trusted HTML does. */
+/** Renders like JupyterLab's renderer of trusted HTML. */
 function cell(id: string): ICell {
   const wrapper = document.createElement('div');
   const area = document.createElement('div');

@@ -26,7 +26,7 @@ KIWI = [sys.executable, "-m", "kiwi_core.cli"]
 WORK = Path(__file__).parents[1] / "programs/gpu_work.py"
 WITHIN_S = 300.0
 LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-"""Podman's own may be above those of this machine, and cannot be set then."""
+"""Podman's own limits may be above those of this machine, and then cannot be set."""
 KINDS = {
     "the machine's user ids": ([], []),
     "user ids of their own": (
@@ -37,7 +37,7 @@ KINDS = {
 
 
 class Engine:
-    """Podman without a registry: the root file system is made of the machine's directories."""
+    """Podman without a registry: the machine's directories are the root file system."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.sockets = top, top / "sockets"

@@ -1,4 +1,4 @@
-"""Drives a hub as its users do. Runs in /opt/kiwi's Python, on the hub's machine.
+"""Drive a hub as its users do. Runs in /opt/kiwi's Python, on the hub's machine.
 
 drive.py run NOTEBOOK.py USER…    start servers, run the cells (split by "# %%") in all at once
 drive.py stop USER…
