@@ -1,6 +1,6 @@
 """The pool of a daemon's workers: started ahead, given one call at a time, killed when they hang.
 
-Everything here runs in the loop's thread.
+``driver_calls`` has the time limit of each call. Everything here runs in the loop's thread.
 """
 
 from __future__ import annotations

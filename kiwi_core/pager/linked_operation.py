@@ -90,8 +90,9 @@ class LinkedOperation:
             todo = [link for link in links if link.owns and _something_in(link)]
             await self._all_do(todo, "page-out")
             links = await self._still_suspended(links, suspended)
-            gates = {link.ref for link in links if not link.owns}
-            rest = await self._driver_part(also=gates)
+            # With the default pager no library owns memory: the driver moves all processes.
+            only_gated = {link.ref for link in links if not link.owns}
+            rest = await self._driver_part(also=only_gated)
             rest_bytes = await self._ask(self._checkpoint.page_out, rest)
             self._still_wanted()
         except (Stop, GpuError) as error:

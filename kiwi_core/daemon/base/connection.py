@@ -51,7 +51,8 @@ FLUSH_WITHIN_S: Final = 5.0
 
 UNREAD_BYTES: Final = 16 * KIB
 """If more bytes of answers than this wait beside those in the kernel's socket buffer, the daemon
-does not read from the peer until the peer reads. Enough for some hundred ordinary answers."""
+does not read from the peer until the peer reads. Enough for some hundred ordinary answers. The peer
+is dropped at ``Config.outbox_max_bytes``."""
 
 _SHORT: Final = PeerError(
     "too-many-connections",

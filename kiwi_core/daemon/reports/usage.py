@@ -1,5 +1,5 @@
 """The answer to ``get-usage``: the usage of users, notebooks and jobs, with the names that the
-reader may see."""
+reader may see (``base.peers.Rights``)."""
 
 from __future__ import annotations
 

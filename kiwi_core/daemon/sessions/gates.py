@@ -68,7 +68,8 @@ class Gates:
     _uses_driver: Callable[[SessionId], bool]
     _empty_turns: EmptyTurns = field(default_factory=EmptyTurns)
     _on_trial: dict[SessionId, int] = field(default_factory=dict)
-    """The daemon's own bursts, by session, whose programs are not known to be able to use them."""
+    """Bursts that a call at the gate caused, by session, of programs that have not been seen to use
+    the driver."""
     _looked_at: set[SessionId] = field(default_factory=set)
     """Sessions on trial that are being observed, because somebody waits."""
     _put_off: set[SessionId] = field(default_factory=set)
@@ -123,7 +124,7 @@ class Gates:
             asyncio.get_running_loop().call_soon(self._ask, session)
 
     def tell(self, link: Link, opens: bool) -> None:
-        """Order the gate to open or to close, unless that is the last order."""
+        """Order the gate to be open or armed, unless that is the last order."""
         if link.gate_open is opens or link.connection is None:
             return
         link.gate_open = opens

@@ -1,4 +1,7 @@
-"""Room in the GPU: whether there is enough for a session, and which sessions to page out for it."""
+"""Room in the GPU: whether there is enough for a session, and how many to page out for it.
+
+The policy says in which order (``Policy.victims``).
+"""
 
 from __future__ import annotations
 
