@@ -99,7 +99,7 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
 unit-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)  ## everything that has no target of its own
-	@$(STEP) unit-tests $(PYTEST) $(QUICK) -n 3 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
+	@$(STEP) unit-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
 server-tests: $(READY) | $(COMPILED)  ## the server extension: routes, stream, placement of kernels
@@ -113,7 +113,7 @@ kernel-tests-old: $(OLD_READY) | $(COMPILED)  ## the same on the oldest ipykerne
 	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest -q -p no:cacheprovider tests/kernel
 
 e2e-tests: $(READY) | $(COMPILED)  ## real kernels and daemons on the emulated driver
-	@$(STEP) e2e-tests $(PYTEST) $(QUICK) -n 3 tests/e2e
+	@$(STEP) e2e-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests/e2e
 
 # Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
 blackbox-tests: $(READY) | $(COMPILED)  ## the installed command, real kernels and servers: whom anybody could kill or ask

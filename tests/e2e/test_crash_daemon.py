@@ -14,7 +14,7 @@ import two_notebooks
 from checks import unharmed
 from notebooks import assert_books_agree
 from pagers import CHECKPOINT, IN_PROCESS
-from two_notebooks import STATES, Arena
+from two_notebooks import STATES, Arenas
 
 from kiwi_core.sched.events import MemoryObserved, SessionJoined
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 SHORT_CELL = "memory.step(write=True)\nprint('done')"
 
 
-private_tmp, arena = leftovers.module_tmp, two_notebooks.arena
+private_tmp, arenas = leftovers.module_tmp, two_notebooks.arenas
 
 CASES = [
     *((CHECKPOINT, state, who) for who in ("child", "all") for state in STATES),
@@ -40,9 +40,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("pager", "state", "who"), CASES, ids=str, indirect=["pager"])
-def test_a_killed_daemon_loses_nothing(state: str, who: str, arena: Arena) -> None:
-    with arena as pair:
+@pytest.mark.parametrize(("pager", "state", "who"), CASES, ids=str)
+def test_a_killed_daemon_loses_nothing(
+    pager: PagerUnderTest, state: str, who: str, arenas: Arenas
+) -> None:
+    with arenas.of(pager) as pair:
         a, b, daemon = pair.a, pair.b, pair.daemon
         pair.reach(state)
         working = pair.working()

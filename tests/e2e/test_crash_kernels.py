@@ -12,7 +12,7 @@ import two_notebooks
 from daemon import wait_until
 from notebooks import assert_books_agree
 from pagers import CHECKPOINT, IN_PROCESS
-from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Arena, Deathwatch, TwoNotebooks
+from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Arenas, Deathwatch, TwoNotebooks
 
 from kiwi_core.sched.actions import Grant
 from kiwi_core.units import NS_PER_S
@@ -27,7 +27,7 @@ WITHIN_S = 30.0
 notebook back within this time: a quantum here is a minute."""
 
 
-private_tmp, arena = leftovers.module_tmp, two_notebooks.arena
+private_tmp, arenas = leftovers.module_tmp, two_notebooks.arenas
 
 CASES = [
     *((CHECKPOINT, state, way) for way in ("kill", "restart") for state in STATES),
@@ -38,9 +38,11 @@ CASES = [
 
 
 @pytest.mark.host_goes_down
-@pytest.mark.parametrize(("pager", "state", "way"), CASES, ids=str, indirect=["pager"])
-def test_the_other_notebook_goes_on(state: str, way: str, arena: Arena) -> None:
-    with arena as pair:
+@pytest.mark.parametrize(("pager", "state", "way"), CASES, ids=str)
+def test_the_other_notebook_goes_on(
+    pager: PagerUnderTest, state: str, way: str, arenas: Arenas
+) -> None:
+    with arenas.of(pager) as pair:
         a, b = pair.a, pair.b
         pair.reach(state, SLOW if way == "kill" else VERY_SLOW)
         old_id, b_id = a.id, b.id

@@ -204,13 +204,16 @@ class Arena:
         self._clean = False
 
     def __enter__(self) -> TwoNotebooks:
-        if not self._clean:
+        if not self._clean or self._host_is_down():
             self.close()
             self._pair = TwoNotebooks("--tq", f"{self._tq_s:g}", pager=self._pager)
         assert self._pair is not None
         self._clean = False
         self._pair.reset(self._tq_s)
         return self._pair
+
+    def _host_is_down(self) -> bool:
+        return self._pair is None or bool(emulator.host_down(self._pair.daemon.state_path))
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._clean = kind is None
@@ -225,15 +228,37 @@ class Arena:
             self._pair.check()
 
 
+class Arenas:
+    """An arena of each pager, for tests that have the pager as one of several parameters: pytest
+    ends a fixture that depends on a parameter as soon as any of them changes."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[str, Arena] = {}
+
+    def of(self, pager: PagerUnderTest) -> Arena:
+        if pager.name not in self._arenas:
+            self._arenas[pager.name] = Arena(pager)
+        return self._arenas[pager.name]
+
+    def check(self) -> None:
+        for arena in self._arenas.values():
+            arena.check()
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for arena in self._arenas.values():
+                stack.callback(arena.close)
+
+
 @pytest.fixture(scope="module")
-def arena(pager: PagerUnderTest) -> Iterator[Arena]:
-    """Lend a pair to the tests of a module, and check at the end that no daemon had an error."""
-    arena = Arena(pager)
+def arenas() -> Iterator[Arenas]:
+    """Lend pairs to the tests of a module, and check at the end that no daemon had an error."""
+    arenas = Arenas()
     try:
-        yield arena
-        arena.check()
+        yield arenas
+        arenas.check()
     finally:
-        arena.close()
+        arenas.close()
 
 
 class Deathwatch:
