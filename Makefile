@@ -98,6 +98,7 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q $(QUICK) tests/sched tests/wire
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
+# The tests of a module share daemons, kernels and pagers, so they stay in one process.
 unit-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)  ## everything that has no target of its own
 	@$(STEP) unit-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
