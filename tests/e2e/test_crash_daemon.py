@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from kernels import Cell
     from notebooks import Notebook
+    from pagers import PagerUnderTest
 
 pytestmark = pytest.mark.e2e
 

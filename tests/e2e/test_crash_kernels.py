@@ -19,6 +19,7 @@ from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from notebooks import Notebook
+    from pagers import PagerUnderTest
 
 pytestmark = pytest.mark.e2e
 
