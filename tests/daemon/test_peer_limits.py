@@ -12,6 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from patience import wait_until
 from unprivileged import (
     BOB,
     RootDaemon,
@@ -20,7 +21,6 @@ from unprivileged import (
     flood,
     needs_other_users,
     root_daemon,
-    wait_for,
 )
 
 from kiwi_core import peer_limits as limits
@@ -114,11 +114,11 @@ def test_beyond_a_share_one_is_refused_and_others_are_served(
 ) -> None:
     before = daemon.refused(limit.name)
     with EXCESS[limit.name](daemon):
-        wait_for(lambda: daemon.refused(limit.name) > before, f"{limit.name}: a refusal")
+        wait_until(lambda: daemon.refused(limit.name) > before, f"{limit.name}: a refusal")
         if limit.name not in (limits.QUEUE_PLACES, limits.ROOM_REQUESTS):  # they have the GPU
             assert len(bursts(daemon, 3, uid=BOB)["grants_s"]) == 3
         assert daemon.status()
-    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+    wait_until(lambda: not daemon.status()["sessions"], "all sessions gone")
 
 
 def test_few_descriptors_are_said() -> None:
