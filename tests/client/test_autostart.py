@@ -33,6 +33,7 @@ print("ready", flush=True)
 time.sleep(600)
 """
 ROOT = str(Path(__file__).parents[2])
+PYTHONPATH = os.pathsep.join((ROOT, f"{ROOT}/tests/support"))
 
 
 def command(directory: Path, source: str = DAEMON) -> list[str]:
@@ -67,7 +68,7 @@ def _alive(pid: int) -> bool:
 
 
 def env(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": ROOT, **more}
+    return {**os.environ, "PYTHONPATH": PYTHONPATH, **more}
 
 
 def test_a_daemon_is_started_once_for_many(directory: Path) -> None:

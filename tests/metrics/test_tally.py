@@ -64,7 +64,7 @@ class Counted(Simulation):
         def handle_and_count(event: ev.Event, now_ns: int) -> list[Action]:
             st = scheduler._st
             queued = {
-                (s.id, s.burst): (now_ns if s.stopping else s.queued_ns, s.mid_burst)
+                (s.id, s.burst): (now_ns if s.turn_ending else s.queued_ns, s.mid_burst)
                 for s in st.queue.values()
                 if not s.leaving
             }
@@ -120,7 +120,7 @@ class Counted(Simulation):
         books.sessions |= self.scheduler._st.sessions
         everybody = books.sessions.values()
         held_ns = sum(
-            s.held_ns + (now_ns - s.granted_ns if s.want is Want.RUNNING or s.stopping else 0)
+            s.held_ns + (now_ns - s.granted_ns if s.want is Want.RUNNING or s.turn_ending else 0)
             for s in everybody
         )
         assert tally.session_held_ns(now_ns) == held_ns

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ class Daemon:
     extra_env: dict[str, str] = field(default_factory=dict)
     pager: PagerUnderTest = CHECKPOINT
     """Pager of the kernels and programs beside the daemon."""
-    _observers: Observers | None = field(default=None, init=False, repr=False)
+    _of_thread: threading.local = field(default_factory=threading.local, init=False, repr=False)
 
     @property
     def env(self) -> dict[str, str]:
@@ -140,24 +141,23 @@ class Daemon:
         raise AssertionError(f"no daemon of GPU {index}")
 
     def status(self, index: int = 0) -> GpuStatus:
-        if self._observers is not None:
-            return self._observers.status(index)
-        with self._observed():
-            return self.status(index)
+        with self._observed() as observers:
+            return observers.status(index)
 
     @contextmanager
-    def _observed(self) -> Iterator[None]:
+    def _observed(self) -> Iterator[Observers]:
         """Ask by the same connections in this block: looking again and again by new ones takes
         the processor ten times as long as the answers."""
-        if self._observers is not None:
-            yield
+        found: Observers | None = getattr(self._of_thread, "observers", None)
+        if found is not None:
+            yield found
             return
-        self._observers = Observers(self)
+        self._of_thread.observers = made = Observers(self)
         try:
-            yield
+            yield made
         finally:
-            self._observers.close()
-            self._observers = None
+            made.close()
+            self._of_thread.observers = None
 
     def session(self, pid: int, index: int = 0) -> SessionStatus | None:
         return next((s for s in self.status(index).sessions if s.pid == pid), None)
