@@ -83,11 +83,12 @@ def built() -> Iterator[Path]:
     """Build a cache with ``kiwi bench`` under the umask 000; return it and what it wrote."""
     with base(os.geteuid()) as directory, umask(0o000):
         env = {**os.environ, "XDG_CACHE_HOME": str(directory / "above" / "cache")}
-        subprocess.run(
+        done = subprocess.run(
             [KIWI, "bench", "--emulate", "1x96MiB", "--json", directory / "bench.json"],
-            env=env | {"TMPDIR": str(directory)}, check=True, timeout=BUILT_WITHIN_S,
-            stdout=subprocess.DEVNULL,
+            env=env | {"TMPDIR": str(directory)}, timeout=BUILT_WITHIN_S, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        assert done.returncode == 0, done.stdout
         yield directory
 
 
