@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kiwi_core.bench.work import pinned
 from kiwi_core.bench.work.bus import Bus
 from kiwi_core.client import Client
-from kiwi_core.errors import GpuError, KiwiError
+from kiwi_core.errors import GpuError, KiwiError, PeerError
 from kiwi_core.wire.framing import encode
 from kiwi_core.wire.messages import Acquire
 
@@ -93,14 +93,27 @@ class BenchSession(Bus):
 
     def move_out(self, timeout_s: float) -> dict[str, float]:
         """Ask the daemon to move this program's memory out, and wait until that is done."""
-        began = time.perf_counter()
-        self.client.release()
+        began = self._release(time.perf_counter() + timeout_s)
         while time.perf_counter() - began < timeout_s:
             for way, size, seconds in self._moves_since(began):
                 if way == "out":
                     return {"bytes": size, "seconds": seconds}
             time.sleep(0.01)
         raise GpuError("not-moved", f"The daemon did not move it out within {timeout_s:.0f} s.")
+
+    def _release(self, ends: float) -> float:
+        """Have the daemon begin to move the memory out, and return when that was asked. Right after
+        a cell the GPU may still count as working for it: then the daemon refuses."""
+        while True:
+            began = time.perf_counter()
+            try:
+                self.client.release()
+            except PeerError as refused:
+                if refused.code != "in-burst" or began > ends:
+                    raise
+                time.sleep(0.05)
+            else:
+                return began
 
     def last_cell(self, timeout_s: float) -> None:
         """Free its memory, so that nothing need be moved any more."""
