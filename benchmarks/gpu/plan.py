@@ -25,7 +25,7 @@ FIRST = (
     ),
     Part(
         "suspensions", "suspensions:run",
-        "Do 100 random suspensions leave the results as they are?", 40, 330,
+        "Do suspensions by both pagers leave the results as they are?", 40, 330,
     ),
 )  # fmt: skip
 """Safe parts, which can harm only the processes made for them."""
@@ -75,7 +75,7 @@ FOURTH = (
     Part("gpu_tests", "suites:gpu_tests", "The project's tests marked gpu.", 40, 150),
     Part(
         "synchronise", "suspensions:run_dangerous",
-        "How do jobs end that wait for the GPU by a bare synchronise?", 20, 60,
+        "How do jobs without a gate end that the driver pages out from outside?", 20, 80,
     ),
     Part("conformance", "suites:conformance", "The suite that the emulator passes.", 40, 300),
 )  # fmt: skip

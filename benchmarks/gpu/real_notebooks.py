@@ -92,7 +92,7 @@ def _two(stage: Stage) -> None:
         a.take(size)
         b.take(size)
         before = (a.digest(), b.digest())
-        cells = [(book, book.compute(4 * tq_s)) for book in (a, b)]
+        cells = [(book, book.compute(8 * tq_s)) for book in (a, b)]
         for book, cell in cells:
             book.finish(cell)
         after = (a.digest(), b.digest())

@@ -1,4 +1,4 @@
-"""Two ways to suspend a job at random moments: from outside by the driver, and under a daemon."""
+"""Two ways to suspend a job: from outside by the driver at random moments, and under a daemon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from callers import HERE, START_S, Caller, see_off, within
-from stage import GIB, MIB, daemon
+from stage import MIB, daemon
 from targets import ended
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stage import Daemon, Program, Stage
 
 SEED = 20
-COUNT, EMULATED_COUNT = 100, 10
+EMULATED_COUNT = 10
 GAP_S = (0.01, 0.2)
 """Range of the random time that a job runs between two suspensions, some rounds long."""
 OUT_S = (0.0, 0.05)
@@ -32,11 +32,26 @@ ENDS_S = 15.0
 """Time limit of the last digest of a job, which hashes all that the job holds."""
 TQ_S = 0.1
 """Shortest quantum that a daemon accepts."""
+SHORT_TURNS = ("--anti-thrash", "always", "--policy", "round-robin", "--swap-floor", "0")
 LATE_S = 3.0
 """Time limit for a program that is probably held, and for a call that is past its own limit."""
 PACE_S = 0.003
 """Rest after each round, for a job that would otherwise do more rounds than an undisturbed run of
 the same length has time for: under a daemon, and on the emulated driver."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How jobs take turns: their pager, the GPU memory that a program outside leaves to them, the
+    ballast of each, and how often each is to be suspended."""
+
+    pager: str
+    leave_bytes: int
+    size_bytes: int
+    wanted: int
+
+
+EMULATED_LEAVE_BYTES, EMULATED_BYTES = 96 * MIB, 48 * MIB
 
 
 @dataclass
@@ -46,7 +61,7 @@ class Suspended:
     kind: str
     name: str
     count: int = 0
-    wanted: int = COUNT
+    wanted: int = 0
     out_s: list[float] = field(default_factory=list)
     in_s: list[float] = field(default_factory=list)
     moved_bytes: int = 0
@@ -173,25 +188,24 @@ def from_outside(
                 tell(one.job)
 
 
-# --- under a daemon, by the in-process pager ----------------------------------------------------
+# --- under a daemon -------------------------------------------------------------------------------
 
 
-def under_a_daemon(
-    stage: Stage, kinds: Sequence[str], seconds: float, count: int
-) -> list[Suspended]:
-    """Let jobs take short turns, each moved by the library inside it. Another program fills the GPU
-    so far that the jobs do not fit together, so that their memory really moves. (On a real GPU,
-    contexts of 0.6 GiB each and the data of one job fit into the rest, but not the data of two.)"""
-    leave, size = (96 * MIB, 48 * MIB) if stage.emulated else (6 * GIB, 3 * GIB // 2)
+def under_a_daemon(stage: Stage, kinds: Sequence[str], seconds: float, way: Way) -> list[Suspended]:
+    """Let jobs take the shortest turns. Another program fills the GPU so far that the jobs do not
+    fit together, so that their memory really moves."""
+    leave, size, count = way.leave_bytes, way.size_bytes, way.wanted
+    if stage.emulated:
+        leave, size, count = EMULATED_LEAVE_BYTES, EMULATED_BYTES, EMULATED_COUNT
     jobs = [Suspended(kind, kind, wanted=count) for kind in kinds]
     if len(jobs) < 2:
         jobs.append(Suspended("driver", "partner", wanted=count))
     hog = stage.spawn([sys.executable, str(HERE / "manners_target.py"), f"--hog={leave}"])
     try:
         hog.line(within(stage, START_S))
-        with daemon(stage, TQ_S, "--anti-thrash", "always") as one:
+        with daemon(stage, TQ_S, *SHORT_TURNS) as one:
             programs = [
-                one.run(job.name, command(job.kind, size, f"--pace={PACE_S}"), "inprocess")
+                one.run(job.name, command(job.kind, size, f"--pace={PACE_S}"), way.pager)
                 for job in jobs
             ]
             try:

@@ -1,9 +1,10 @@
-"""A part of run_all.py: whether results are the same, to the last bit, after random suspensions.
+"""A part of run_all.py: whether results are the same, to the last bit, after suspensions.
 
-Rows: ``checkpoint.KIND`` (the driver's checkpoint by Kiwi's own pager, from outside)
-and ``inprocess.KIND`` (``kiwi run --pager inprocess``, taking turns under a daemon).
-``run_dangerous`` has a job that waits for the GPU by a bare synchronise, which kills a checkpointed
-process: its row says how it ends.
+Rows: ``checkpoint.KIND`` (``kiwi run``: the driver's checkpoint behind the gate) and
+``inprocess.KIND`` (``kiwi run --pager inprocess``), each taking turns under a daemon.
+``run_dangerous`` suspends jobs from outside, with nothing before the driver: a synchronise call, or
+a library that asks for events in a thread of its own (JAX), kills a checkpointed process. Its rows
+say how the jobs end.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from callers import within
-from stage import MIB
+from stage import GIB, MIB
 from suspending import (
-    COUNT,
-    EMULATED_COUNT,
     READY_S,
     Outside,
     Suspended,
+    Way,
     command,
     from_outside,
     under_a_daemon,
@@ -32,10 +32,16 @@ LIBRARIES = ("torch", "cupy", "jax")
 SIZE, EMULATED_SIZE = 64 * MIB, 16 * MIB
 """Ballast of a job that is moved from outside: the fixed cost of a move dominates, not the
 bytes."""
-OUTSIDE_SHARE, INSIDE_SHARE = 0.5, 0.55
-"""Shares of the remaining time for suspensions from outside, and of the rest under a daemon. The
-undisturbed run, which does the same rounds without pauses, gets what remains."""
-OUTSIDE_MAX_S, INSIDE_MAX_S = 170.0, 90.0
+WAYS = {
+    "checkpoint": Way("checkpoint", leave_bytes=4 * GIB, size_bytes=512 * MIB, wanted=20),
+    "inprocess": Way("inprocess", leave_bytes=12 * GIB, size_bytes=2 * GIB, wanted=100),
+}
+"""What the pagers are given. Each job fits the rest of the GPU, its context of 0.6 GiB and the
+memory that its library keeps free included (JAX takes up to four times what it needs); the jobs
+together do not."""
+SHARES, MOST_S = {"checkpoint": 0.5, "inprocess": 0.4}, {"checkpoint": 110.0, "inprocess": 70.0}
+"""Share of the remaining time, and the most time, that each pager gets. The undisturbed run, which
+does the same rounds without pauses, gets what remains."""
 DANGEROUS_S, DANGEROUS_COUNT = 20.0, 20
 
 Found = dict[str, list[Suspended]]
@@ -45,30 +51,36 @@ def run(stage: Stage) -> None:
     kinds = _kinds(stage)
     if not kinds:
         return
-    count = EMULATED_COUNT if stage.emulated else COUNT
-    found: Found = {"checkpoint": _from_outside(stage, kinds, count)}
-    seconds = min(INSIDE_MAX_S, stage.left_s * INSIDE_SHARE)
-    with stage.attempt("inprocess"):
-        found["inprocess"] = under_a_daemon(stage, kinds, seconds, count)
-        for job in found["inprocess"]:
-            _tell(stage, "inprocess", job)
+    found: Found = {}
+    for pager, way in WAYS.items():
+        with stage.attempt(pager):
+            seconds = min(MOST_S[pager], stage.left_s * SHARES[pager])
+            found[pager] = under_a_daemon(stage, kinds, seconds, way)
+            for job in found[pager]:
+                _tell(stage, pager, job)
     with stage.attempt("undisturbed"):
         _compare(stage, found)
 
 
 def run_dangerous(stage: Stage) -> None:
-    """Suspend jobs that wait for the GPU by a bare synchronise. On a real driver such a call kills
-    a process that is checkpointed, unless a gate in front of the driver holds it back."""
-    for kind in ["driver"] if stage.emulated else ["driver", *_kinds(stage)]:
-        with stage.attempt(f"synchronise.{kind}"):
-            one = Outside(stage, kind, EMULATED_SIZE, DANGEROUS_COUNT, "--synchronise")
-            try:
-                from_outside([one], min(DANGEROUS_S, stage.left_s / 3), lambda _: None)
-            finally:
-                one.close()
-            job = one.job
-            words = f"{job.count} suspensions, then {job.trouble or 'it ended well'}"
-            stage.row(f"synchronise.{kind}", words, **job.figures())
+    """Suspend jobs from outside that have no gate: loops as they are, then loops that wait for the
+    GPU by a bare synchronise."""
+    kinds = ["driver"] if stage.emulated else ["driver", *_kinds(stage)]
+    for name, words in (("bare", ()), ("synchronise", ("--synchronise",))):
+        with stage.attempt(name):
+            _outside(stage, name, kinds, words)
+
+
+def _outside(stage: Stage, name: str, kinds: list[str], words: tuple[str, ...]) -> None:
+    jobs = [Outside(stage, kind, EMULATED_SIZE, DANGEROUS_COUNT, *words) for kind in kinds]
+    try:
+        from_outside(jobs, min(DANGEROUS_S, stage.left_s / 3), lambda _: None)
+    finally:
+        for one in jobs:
+            one.close()
+    for one in jobs:
+        ended = f"{one.job.count} suspensions, then {one.job.trouble or 'it ended well'}"
+        stage.row(f"{name}.{one.job.kind}", ended, **one.job.figures())
 
 
 def _kinds(stage: Stage) -> list[str]:
@@ -84,20 +96,6 @@ def _left_out(stage: Stage, kinds: Any, why: str) -> None:
     for kind in kinds:
         for pager in ("checkpoint", "inprocess"):
             stage.row(f"{pager}.{kind}", f"left out: {kind} {why}")
-
-
-def _from_outside(stage: Stage, kinds: list[str], count: int) -> list[Suspended]:
-    size = EMULATED_SIZE if stage.emulated else SIZE
-    seconds = min(OUTSIDE_MAX_S, stage.left_s * OUTSIDE_SHARE)
-    threads = [Outside(stage, kind, size, count) for kind in kinds]
-    try:
-        from_outside(threads, seconds, lambda job: _tell(stage, "checkpoint", job))
-    finally:
-        for one in threads:
-            one.close()
-    for one in threads:
-        _tell(stage, "checkpoint", one.job)
-    return [one.job for one in threads]
 
 
 # --- rows ---------------------------------------------------------------------------------------
