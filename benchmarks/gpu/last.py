@@ -9,19 +9,31 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from callers import HERE
 from pairs import PAGERS, ballast
 from stage import GIB, MIB, Program, Stage, daemon, job_command, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stage import Daemon
 
 
 SMALL_BYTES = 6 * GIB
 """Size of a job whose neighbour is killed: a program outside Kiwi takes the rest of the GPU."""
+LEFT_BYTES, OTHER_BYTES = 12 * GIB, 2 * GIB
+EMULATED_LEFT_BYTES, EMULATED_OTHER_BYTES = 96 * MIB, 32 * MIB
+"""What a program outside Kiwi leaves to one that fills the GPU and to a small one that gets its
+memory back for a moment."""
+FULL_TQ_S = 1.0
+"""Quantum of these two, long enough for some seconds of work without a move."""
+STEP_S = 20.0
+"""Time limit of a start and of a comparison, with 12 GiB to move out and in: 6 + 2 s."""
 
 
 def full(stage: Stage) -> None:
-    """Find the largest allocation alone and under each pager: Kiwi may not take the last MiB."""
+    """Find the largest allocation alone and under each pager: Kiwi may not take the last MiB. Then
+    let a program fill the GPU beside a program outside, go out for another, and come back."""
     alone = stage.run([*_largest()])["bytes"]
     stage.row("largest allocation alone", alone // MIB, unit="MiB")
     for pager in PAGERS:
@@ -36,6 +48,56 @@ def full(stage: Stage) -> None:
                 f"largest allocation, {pager}", found // MIB, unit="MiB",
                 target="within 64 MiB of alone", passed=found >= alone - 64 * MIB,
             )  # fmt: skip
+    left = EMULATED_LEFT_BYTES if stage.emulated else LEFT_BYTES
+    hog = stage.spawn([sys.executable, str(HERE / "manners_target.py"), f"--hog={left}"])
+    try:
+        hog.line(stage.left_s)
+        for pager in reversed(PAGERS):  # the driver's checkpoint is the one with a margin to keep
+            name = f"full and back, {pager}"
+            with stage.attempt(name), daemon(stage, FULL_TQ_S, "--swap-floor", "0") as one:
+                _and_back(stage, one, pager, name)
+    finally:
+        hog.end()
+
+
+def _and_back(stage: Stage, one: Daemon, pager: str, name: str) -> None:
+    """Fill the GPU, let another program have its memory back, and compare all bytes."""
+    size = EMULATED_OTHER_BYTES if stage.emulated else OTHER_BYTES
+    programs = [one.run("other", job_command("hold", bytes=size), pager)]
+    try:
+        # This one has its context before the GPU is full: with the in-process pager it keeps that.
+        held = _said(stage, programs[0])["digest"]
+        programs.append(one.run("full", [sys.executable, str(HERE / "filling_job.py")], pager))
+        filled = _said(stage, programs[1])["bytes"]
+        same = _ended(stage, programs[0])["digest"] == held
+        wrong = _ended(stage, programs[1])["wrong_bytes"]
+        moved = _moved(one.swaps())
+    finally:
+        for program in programs:
+            program.end()
+    both_ways = moved["out"] > 0 and moved["in"] >= moved["out"]
+    stage.row(
+        name, f"{filled // MIB} MiB filled, {wrong} bytes differ; the other's same: {same}",
+        target="0 bytes, after a way out and in", passed=wrong == 0 and same and both_ways,
+        moved_bytes=moved,
+    )  # fmt: skip
+
+
+def _said(stage: Stage, program: Program) -> dict[str, Any]:
+    return program.line(min(STEP_S, stage.left_s))
+
+
+def _ended(stage: Stage, program: Program) -> dict[str, Any]:
+    program.say()
+    return program.finish(min(STEP_S, stage.left_s))
+
+
+def _moved(swaps: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return the bytes that were moved each way."""
+    return {
+        way: sum(swap["bytes_moved"] for swap in swaps if swap["direction"] == way)
+        for way in ("out", "in")
+    }
 
 
 def _largest() -> list[str]:

@@ -55,7 +55,10 @@ THIRD = (
         "loops", "loops:run",
         "Add and matmul loops of a foreign kind: alone, under the gate, shared.", 30, 140,
     ),
-    Part("full", "last:full", "Is the last MiB of the GPU there for a program?", 20, 45),
+    Part(
+        "full", "last:full",
+        "Is the last MiB of the GPU there for a program, and again later?", 20, 100,
+    ),
     Part(
         "manners_dangerous", "manners:run_dangerous",
         "What kills, hangs or leaks on this driver?", 30, 150,
