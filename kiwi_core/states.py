@@ -117,7 +117,7 @@ class Notice(str, Enum):
     LITTLE_RAM = "little-ram"
     """The memory limit of its job or container is too small for its memory to be paged out."""
     ENDING = "ending"
-    """For that reason others wait for its memory, and it is ended unless it frees or uses it."""
+    """For that reason others wait for its memory, and it is ended because its turn is over."""
     ENDED = "ended"
     """Kiwi ends it, or has ended the kernel before this one, for that reason."""
     PAGE_IN_REFUSED = "page-in-refused"

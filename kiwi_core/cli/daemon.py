@@ -119,9 +119,9 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         dest="end_immovable_after_ns",
         metavar="SECONDS",
         type=_end_after_ns,
-        help="end an idle program whose GPU memory others have waited for so long, and whose own "
-        "job or container has too little RAM for that memory to be moved out; its user is told "
-        "beforehand; 0: never (default: 0)",
+        help="end a program whose turn is over (it idles, runs on, or is stopped), whose GPU "
+        "memory others have waited for so long, and whose own job or container has too little RAM "
+        "for that memory to be moved out; its user is told beforehand; 0: never (default: 0)",
     )
     parser.add_argument(
         "--lock-timeout",

@@ -47,15 +47,15 @@ _WORDS: dict[Notice, tuple[str, str]] = {
     Notice.ENDING: (
         (
             "Others wait for the GPU memory of this program, which cannot be moved out because its "
-            "job or container has too little RAM: Kiwi ends the program{when} unless it frees that "
-            "memory or uses it, or nobody waits any more."
+            "job or container has too little RAM, and its turn is over: Kiwi ends the "
+            "program{when} unless it frees that memory, or nobody waits any more."
         ),
         "Free GPU memory that is not needed, or save your work, and start again with more RAM.",
     ),
     Notice.ENDED: (
         (
-            "Kiwi ends this program: it did not use its GPU memory, others waited for it, and its "
-            "job or container has too little RAM for it to be moved out."
+            "Kiwi ends this program: its turn was over, others waited for its GPU memory, and its "
+            "job or container has too little RAM for that to be moved out."
         ),
         "Start it again with more RAM.",
     ),
@@ -132,8 +132,8 @@ def ended_before(cause: str, ended_unix_s: float) -> tuple[str, str]:
     """Return what to tell the user of a kernel that takes the place of an ended one."""
     at = time.strftime("%H:%M", time.localtime(ended_unix_s))
     text = (
-        f"Kiwi ended the kernel that was here before, at {at}: it did not use its GPU memory, "
-        "others waited for it, and its job or container has too little RAM for it to be moved out."
+        f"Kiwi ended the kernel that was here before, at {at}: its turn was over, others waited "
+        "for its GPU memory, and its job or container has too little RAM for that to be moved out."
     )
     remedy = (
         "Its variables are gone: run its cells again. To keep them next time, ask for more RAM, or "
@@ -148,7 +148,7 @@ def little_ram(detail: str, end_after_s: float) -> tuple[str, str]:
     text, remedy = sentence(Notice.LITTLE_RAM, detail)
     if end_after_s:
         after = format_period_s(end_after_s)
-        text += f" If others wait for that memory and it stays unused for {after}, it is ended."
+        text += f" If others wait for that memory for {after} when its turn is over, it is ended."
     return text, remedy
 
 

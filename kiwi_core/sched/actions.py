@@ -54,9 +54,9 @@ class RoomDenied(_Action, frozen=True, kw_only=True):
 
 
 class EndSession(_Action, frozen=True, kw_only=True):
-    """End the program of the session: it idles, others wait for its GPU memory, and the RAM of its
-    own job or container is too little to page it out. ``SessionLost`` or ``EndRefused`` follows.
-    """
+    """End the program of the session: its turn is over, others wait for its GPU memory, and the RAM
+    of its own job or container is too little to page it out. ``SessionLost`` or ``EndRefused``
+    follows."""
 
 
 class _Operation(_Action, frozen=True, kw_only=True):

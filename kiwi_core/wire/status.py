@@ -135,8 +135,8 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     """System RAM of its process and of its other processes with Kiwi's gate, including what is
     paged out. ``None``: not known, or not for the reader."""
     ends_in_s: float | None = None
-    """How long until Kiwi ends it, unless things change: others wait for its memory, which it does
-    not use and which the RAM of its job or container cannot take. ``None``: Kiwi does not."""
+    """How long until Kiwi ends it, unless things change: its turn is over, and others wait for its
+    memory, which the RAM of its job or container cannot take. ``None``: Kiwi does not."""
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):

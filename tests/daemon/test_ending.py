@@ -1,4 +1,5 @@
-"""An idle session whose job has too little RAM is ended if others wait for its room for long."""
+"""A session whose job has too little RAM is ended if others wait for its room for long and its turn
+is over: it idles, runs on past its turn, or its process is stopped."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from cramped import limited
 from daemon import wait_until
+from patience import PATIENCE_S, die_with_the_test
 
 from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.roster.registry import SessionRecord
@@ -28,6 +31,7 @@ from kiwi_core.wire.messages import UsageBy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from daemon import Daemon
     from session_program import SessionProgram
@@ -83,6 +87,79 @@ def test_nobody_is_ended_unless_an_admin_has_decided_so(start: Start, program: P
         assert status.newcomer_wait_s is None, "nobody can tell"
     other.worker.answer()
     assert one.intact(), "with more RAM it is moved out and back as any other"
+
+
+SAVES = """
+import pathlib, signal, sys, time
+from cuda.bindings import driver
+def ok(answer):
+    assert int(answer[0]) == 0, answer
+    return answer[1] if len(answer) > 1 else None
+ok(driver.cuInit(0))
+ok(driver.cuCtxCreate(None, 0, ok(driver.cuDeviceGet(0))))
+size = 100 << 20
+address = ok(driver.cuMemAlloc(size))
+ok(driver.cuMemsetD8(address, 7, size))
+over = []
+signal.signal(signal.SIGTERM, lambda *_: over.append(True))
+rounds, small = 0, bytearray(64)
+while not over:
+    ok(driver.cuMemcpyDtoH(small, address, 64))
+    pathlib.Path(sys.argv[1]).write_text(str(rounds))
+    rounds += 1
+    time.sleep(0.01)
+part = bytearray(1 << 20)
+for offset in range(0, size, len(part)):
+    ok(driver.cuMemcpyDtoH(part, int(address) + offset, len(part)))
+    assert part == bytes([7]) * len(part)
+print("saved", flush=True)
+raise SystemExit(3)
+"""
+"""Computes without an end in 100 MiB of the GPU, and saves them at SIGTERM."""
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
+    start: Start, program: Program, tmp_path: Path, stopped: bool
+) -> None:
+    daemon = start("1x128MiB", "--end-immovable-after", "4", "--tq", "1")
+    other, rounds = program(daemon, name="other"), tmp_path / "rounds"
+    command = ["run", "--require", "--name", "training", "--", sys.executable, "-c", SAVES]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "kiwi_core.cli", *command, str(rounds)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | daemon.env,
+        preexec_fn=die_with_the_test,
+    )  # fmt: skip
+    wait_until(rounds.exists, "it computes")
+    [child] = psutil.Process(run.pid).children()
+    with limited(child.pid, 50 * MIB):
+        if stopped:
+            child.suspend()
+        other.begin_take(60, 2)
+        shown = daemon.wait_for(lambda s: _session(s, run.pid, "ending"), "its end is announced")
+        assert shown.ends_in_s <= 4
+        assert "--mem=" in shown.problem_text
+        expected = lambda s: s.queue and s.queue[0].expected_wait_s  # noqa: E731
+        assert daemon.wait_for(expected, "the wait has a figure") < 8
+        before = rounds.read_text()
+        if not stopped:
+            wait_until(lambda: rounds.read_text() not in ("", before), "it goes on computing")
+        out, err = run.communicate(timeout=PATIENCE_S)
+    assert (run.returncode, out) == (3, "saved\n"), err
+    assert "Kiwi ends the program in 4 s (at " in err
+    assert "Kiwi ends this program: its turn was over" in err
+    assert "in Slurm: --mem=" in err
+    other.worker.answer()
+    assert other.intact()
+    assert "session is ended" in daemon.log()
+    [order] = [
+        action
+        for entry in daemon.journal()
+        for action in entry.actions
+        if isinstance(action, EndSession)
+    ]
+    over = ", and its process is stopped. " if stopped else " past its turn. "
+    assert order.cause.startswith(f"others have waited 4 s for its GPU memory{over}")
 
 
 def _session(status: GpuStatus, pid: int, problem: str) -> Any:

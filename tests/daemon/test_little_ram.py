@@ -78,9 +78,8 @@ def test_who_may_be_ended_for_it_is_told_so(stage: Stage) -> None:
     )
     stage.sees(7)
     [told] = stage.told
-    assert (
-        "If others wait for that memory and it stays unused for 15 min, it is ended." in told.text
-    )
+    ended = "If others wait for that memory for 15 min when its turn is over, it is ended."
+    assert ended in told.text
 
 
 def test_the_limits_are_read_again_only_once_the_memory_has_grown(stage: Stage) -> None:

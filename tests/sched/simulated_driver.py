@@ -15,7 +15,7 @@ from simulated_world import (
 
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
-from kiwi_core.states import Reason
+from kiwi_core.states import Notice, Reason
 from kiwi_core.units import NS_PER_S
 
 
@@ -26,6 +26,8 @@ class Driver:
         elif isinstance(action, act.Notify):
             counts = self.counts.notices
             counts[action.notice] = counts.get(action.notice, 0) + 1
+            if action.notice is Notice.ENDING:
+                self._end_told(self.procs[action.session])
         elif isinstance(action, act.RoomAnswer):
             self._room_answered(action)
         elif isinstance(action, act.EndSession):
@@ -68,22 +70,32 @@ class Driver:
             took_ns = action.deadline_ns - self.now_ns + self.rng.randrange(30 * NS_PER_S)
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
 
+    def _end_told(self, proc: Proc) -> None:
+        """Check that ``proc`` has no turn: it idles, has run for a while, or is stopped."""
+        proc.end_told_ns = self.now_ns
+        runs = proc.id in self.holders
+        if runs:
+            had_ns = self.now_ns - proc.granted_ns
+            assert had_ns >= self.scheduler._st.turn_settings.least_ns, f"{proc.id} has its turn"
+        elif not proc.stopped:
+            assert proc.phase in ("idle", "lingering"), f"{proc.id} waits and is to be ended"
+        assert proc.guarded or not (proc.stopped or runs), f"{proc.id} has no gate"
+
     def _end(self, proc: Proc) -> None:
         """Begin to end ``proc``: it dies a while later, unless the daemon may not end it."""
         for_ns = self.plan.end_immovable_after_ns
         assert for_ns, f"{proc.id} is ended, though that is switched off"
         assert proc.flight is None
-        assert not proc.held
+        assert not proc.held or proc.stopped
         assert not proc.ended
         assert not proc.spared
-        assert not proc.stopped
         assert not any(other.ended for other in self.procs.values()), "two are ended at once"
-        assert proc.id not in self.holders, f"{proc.id} holds the lease and is ended"
-        assert proc.phase in ("idle", "lingering"), f"{proc.id} is ended while it is {proc.phase}"
-        since = proc.cramped_since_ns, self.waiting_since_ns, proc.rested_ns
+        since = proc.cramped_since_ns, self.waiting_since_ns, proc.end_told_ns
         for since_ns in since:
             assert since_ns is not None, f"{proc.id} is ended for no reason"
             assert self.now_ns - since_ns >= for_ns, f"{proc.id} is ended too early: {since}"
+        self.counts.ended_running += proc.id in self.holders
+        self.counts.ended_stopped += proc.stopped
         proc.ended = True
         may = self.rng.random() < 0.6
         delay_ns = self.rng.randrange(1, 3 * NS_PER_S) if may else 1
@@ -91,7 +103,6 @@ class Driver:
 
     def _ended(self, proc: Proc) -> None:
         if proc.ended and self.procs.get(proc.id) is proc:
-            assert proc.id not in self.holders, f"{proc.id} got the lease while it was ended"
             self.counts.ended += 1
             self._kill(proc)
 

@@ -22,6 +22,7 @@ class Mischief:
         if not self.winding_down and self.rng.random() < self.plan.mischief:
             more = OWNED_MISCHIEF * bool(self.plan.owned)
             more += UNGUARDED_MISCHIEF * bool(self.plan.unguarded)
+            more += CRAMPED_MISCHIEF * bool(self.plan.cramped)
             self.rng.choice(MISCHIEF + more)(self)
 
     def _check_wishes(self) -> None:
@@ -173,11 +174,21 @@ class Mischief:
 
     def _stop_someone(self) -> None:
         proc = self._someone()
-        if proc is not None and not proc.stopped:
+        if proc is not None:
+            self._stop(proc, for_s=10)
+
+    def _stop_one_with_too_little_ram(self) -> None:
+        cramped = [proc for proc in self.procs.values() if proc.cramped and proc.device_bytes]
+        if cramped:
+            self._stop(self.rng.choice(cramped), for_s=30)
+
+    def _stop(self, proc: Proc, for_s: int) -> None:
+        """Stop ``proc`` for at most ``for_s`` seconds, unless it is stopped."""
+        if not proc.stopped:
             self.counts.stops += 1
             proc.stopped = True
             self.tell(ev.SessionStopped(session=proc.id, why="stopped by Ctrl-Z"))
-            self._at(self.rng.randrange(10 * NS_PER_S), lambda: self._continue(proc))
+            self._at(self.rng.randrange(for_s * NS_PER_S), lambda: self._continue(proc))
 
     def _keep_someone_out(self) -> None:
         """Keep a session out for a while, in which no bound holds for it."""
@@ -209,7 +220,7 @@ class Mischief:
         self.left_bytes = self.seen_outside_bytes = 0
         for proc in procs:
             proc.ended = proc.spared = False  # the new daemon does not know
-            proc.cramped_since_ns = None
+            proc.cramped_since_ns = proc.end_told_ns = None
             self._rejoin(proc)
         self._report_memory()
         for proc in procs:
@@ -283,6 +294,8 @@ OWNED_MISCHIEF = (
     Mischief._another_process,
     Mischief._free_while_out,
 )
+
+CRAMPED_MISCHIEF = (Mischief._stop_one_with_too_little_ram,) * 3
 
 UNGUARDED_MISCHIEF = (
     Mischief._gate_changes,

@@ -62,6 +62,7 @@ class Notebooks:
             return
         proc.burst += 1
         proc.phase = "waiting"
+        proc.end_told_ns = None
         proc.begun = False
         proc.asked_ns = self.now_ns
         proc.work_ns = int(self.rng.expovariate(1.0) * self.rng.choice((0.1, 1, 5)) * NS_PER_S)
@@ -126,6 +127,8 @@ class Notebooks:
         if serialised and proc.id not in self.holders and not unheld:
             assert not others, f"{proc.id} was granted beside {others} while serialised"
         self.counts.granted_in_parallel += bool(others)
+        if not goes_on:
+            proc.granted_ns = self.now_ns
         self.holders.add(proc.id)
         if not proc.guarded and proc.held_since_ns is None:
             proc.held_since_ns = self.now_ns

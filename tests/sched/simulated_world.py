@@ -159,6 +159,9 @@ class Proc:
     asked_ns: int = 0
     bound_ns: int | None = None
     rested_ns: int = -(10**18)
+    granted_ns: int = 0
+    end_told_ns: int | None = None
+    """When its user was last told that it will be ended; ``None``: not since it last asked."""
     brought_back_ns: int = -(10**18)
     lost: bool = False
     leaving: bool = False
@@ -199,6 +202,9 @@ class Counts:
     unguarded_grants: int = 0
     stops: int = 0
     ended: int = 0
+    ended_running: int = 0
+    """Number of orders to end a session that ran on past its turn."""
+    ended_stopped: int = 0
     spared: int = 0
     kept_out: int = 0
     notices: dict[Notice, int] = field(default_factory=dict)

@@ -117,7 +117,10 @@ def test_so_does_that_of_programs_without_a_gate():
 
 def test_so_does_that_of_jobs_with_too_little_ram():
     seen, notices = in_all(CRAMPED_PER_CHUNK, cramped_plan_of)
-    for name in ("ended", "spared", "kills", "page_ins", "restarts"):
+    for name in (
+        "ended", "ended_running", "ended_stopped", "spared", "stops", "kills", "page_ins",
+        "restarts",
+    ):  # fmt: skip
         assert seen[name] > 2, name
     assert notices[Notice.ENDING] > seen["ended"], "some countdowns are broken off"
 

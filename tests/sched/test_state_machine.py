@@ -36,9 +36,11 @@ class Machine(RuleBasedStateMachine):
         budget=st.sampled_from([0, 5 * GIB, 100 * GIB]),
         policy=st.sampled_from(names()),
         end_s=st.sampled_from([0, 3, 20]),
+        cramped=st.sets(NAMES),
     )
-    def begin(self, mode, budget, policy, end_s):
+    def begin(self, mode, budget, policy, end_s, cramped):
         self.end_ns = end_s * NS_PER_S
+        self.cramped = cramped  # names whose jobs have too little RAM for a page-out
         self.scheduler = Scheduler(
             TOTAL,
             config=replace(DEFAULTS, end_immovable_after_ns=self.end_ns),
@@ -59,6 +61,8 @@ class Machine(RuleBasedStateMachine):
         self.asked = {}  # bytes, by session and number of the request
         self.flying = {}
         self.holders = set()
+        self.granted_ns = {}  # when the session was last granted the lease, and for which burst
+        self.granted_burst = {}
         self.used = {}  # when the session's last burst ended
         self.back = {}  # when the session's last page-in for a hint ended
         self.owned = set()  # sessions whose memory a library owns
@@ -83,28 +87,32 @@ class Machine(RuleBasedStateMachine):
 
     def answered(self, answer):
         size = self.asked.pop((answer.session, answer.request))
-        assert all(order.session != answer.session for order in self.flying.values())
         if isinstance(answer, act.RoomMade):
+            assert all(order.session != answer.session for order in self.flying.values())
             held = sum(s.resident_bytes for s in self.scheduler.view(self.now_ns).sessions)
             assert held + size <= TOTAL, "room was promised that others are known to hold"
 
     def end_ordered(self, session):
-        """Check that only an idle session is ended, one at a time, and for others that wait."""
+        """Check that only a session is ended whose turn is over (it idles, runs on, or its process
+        is stopped), one at a time, and for others that wait."""
         assert self.end_ns
         assert not self.ended
-        assert session not in self.holders | self.held | self.stopped
+        assert session in self.stopped or session not in self.held
         assert all(order.session != session for order in self.flying.values())
         assert self.device[session]
-        queue = self.scheduler.view(self.now_ns).queue
-        waiting = {entry.session for entry in queue if not entry.kept_out}
+        view = self.scheduler.view(self.now_ns)
+        waiting = {entry.session for entry in view.queue if not entry.kept_out} - {session}
         assert waiting
-        assert session not in waiting
-        assert self.now_ns - self.used.get(session, 0) >= self.end_ns
+        runs = session in view.holders
+        since_ns = self.granted_ns if runs else self.used
+        assert self.now_ns - since_ns.get(session, 0) >= self.end_ns
+        if runs or session in self.stopped:
+            assert session not in self.unguarded
         self.ended.add(session)
 
     def granted(self, action):
         session = action.session
-        assert session not in self.ended
+        assert session not in self.ended or action.burst == self.granted_burst.get(session)
         if self.scheduler.view(self.now_ns).session(session).state.value == "lost":
             return
         assert session not in self.held
@@ -122,6 +130,8 @@ class Machine(RuleBasedStateMachine):
             }
             assert self.holders - stuck <= set(), "two holders while serialised"
         self.holders.add(session)
+        self.granted_ns[session] = self.now_ns
+        self.granted_burst[session] = action.burst
 
     def ordered(self, action):
         assert action.op not in self.flying
@@ -176,6 +186,13 @@ class Machine(RuleBasedStateMachine):
             self.bursts[session] = self.device[session] = self.host[session] = 0
             owner = {"a": "", "b": "bob", "c": "", "d": "bob"}[name]
             self.feed(ev.SessionJoined(session=session, residency=Residency.RESIDENT, owner=owner))
+
+    @rule(name=NAMES)
+    def join_and_fill(self, name):
+        """Join, ask, and take most of the GPU if the lease comes at once, as many stories begin."""
+        self.join(name)
+        self.ask(name)
+        self.grow(name, 7 * GIB)
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES)
@@ -361,7 +378,8 @@ class Machine(RuleBasedStateMachine):
         session = order.session
         dead = session not in self.ids.values()
         copy = isinstance(order, (act.PageOut, act.PageIn))
-        if outcome == "done":
+        too_little = isinstance(order, act.PageOut) and session[0] in self.cramped
+        if outcome == "done" and not too_little:
             event = self.done(order)
         elif outcome == "lost" and copy:
             self.device[session] = self.host[session] = 0
@@ -369,7 +387,8 @@ class Machine(RuleBasedStateMachine):
             self.holders.discard(session)
             event = (ev.PageOutLost if isinstance(order, act.PageOut) else ev.PageInLost)(op=op)
         else:
-            reason = Reason.GONE if dead else data.draw(FAULTS)
+            reason = Reason.NO_JOB_MEMORY if too_little else data.draw(FAULTS)
+            reason = Reason.GONE if dead else reason
             if session in self.stopped and isinstance(order, (act.Suspend, act.PageOut)):
                 self.holders.discard(session)  # its turn ends although this was refused
             event = _REFUSED[type(order)](op=op, reason=reason)
@@ -378,6 +397,20 @@ class Machine(RuleBasedStateMachine):
             self.host.pop(session)
         self.feed(event)
         self.feed(event)  # a second time it must change nothing
+
+    @precondition(lambda self: self.cramped)
+    @rule(times=st.integers(1, 5))
+    def time_passes_without_ram(self, times):
+        """Let time pass in which every page-out of a cramped job is refused."""
+        for _ in range(times):
+            for op, order in sorted(self.flying.items()):
+                cramped = isinstance(order, act.PageOut) and order.session[0] in self.cramped
+                if cramped and order.session in self.ids.values():
+                    del self.flying[op]
+                    if order.session in self.stopped:
+                        self.holders.discard(order.session)
+                    self.feed(ev.PageOutRefused(op=op, reason=Reason.NO_JOB_MEMORY))
+            self.wait(5)
 
     def done(self, order):
         session, op = order.session, order.op

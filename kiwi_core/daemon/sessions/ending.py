@@ -1,8 +1,9 @@
 """End the program of a session, as the scheduler orders (``EndSession``).
 
-Its user is told first. Then all processes of the session get SIGTERM, and after a while SIGKILL. A
-kernel that Jupyter starts in the place of one that was ended is told why. The signals go through
-descriptors of the processes: a pid may belong to another process by then.
+Its user is told first. Then all processes of the session get SIGTERM, and after a while SIGKILL.
+SIGCONT follows SIGTERM: a program that Ctrl-Z or Slurm has stopped handles no signal before it goes
+on. A kernel that Jupyter starts in the place of one that was ended is told why. The signals go
+through descriptors of the processes: a pid may belong to another process by then.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Ending:
                     signalled.append((ref, descriptor))
                     with suppress(ProcessLookupError):
                         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                        signal.pidfd_send_signal(descriptor, signal.SIGCONT)
         except (GpuError, OSError) as error:
             self._refused(member, str(error))
         asyncio.get_running_loop().call_later(GRACE_S, _kill, signalled)

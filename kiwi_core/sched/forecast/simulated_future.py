@@ -17,6 +17,7 @@ from kiwi_core.sched.forecast.queue_tail import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
 from kiwi_core.sched.model.happenings import SessionForgotten
 from kiwi_core.sched.model.operations import Doing
+from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
 from kiwi_core.states import Reason
@@ -166,10 +167,12 @@ class SimulatedFuture:
             heapq.heappush(self._ends, (ends_ns, runner.id, runner.granted_ns))
 
     def _stays(self, session: Session) -> None:
-        """Let every page-out of ``session`` be refused, and be tried only before it is ended."""
+        """Let every page-out of ``session`` be refused, and be tried only before it is ended; that
+        of a runner also at the end of its turn."""
         if session.ended:
             heapq.heappush(self._deaths, (self._now_ns + ENDED_NS, session.id))
-        session.try_not_before(NEVER_NS)
+        if session.ended or session.want is not RUNNING:
+            session.try_not_before(NEVER_NS)
 
     def _expect_report(self, session: Session) -> None:
         op = session.op
@@ -192,8 +195,9 @@ class SimulatedFuture:
         actions = st.handle(self._now_ns)
         _HANDLERS[type(event)](st, event)
         if isinstance(event, ev.PageOutRefused):
-            for session in st.cramped.values():
-                session.try_not_before(NEVER_NS)
+            self._try_no_more()
+        elif isinstance(event, ev.SessionLost):
+            self._try_runners_again()
         settle(st)
         done = [one.session for one in st.history.happenings if isinstance(one, SessionForgotten)]
         for action in actions:
@@ -205,6 +209,18 @@ class SimulatedFuture:
             elif isinstance(action, Operation):
                 self._expect_report(st.sessions[action.session])
         return done
+
+    def _try_no_more(self) -> None:
+        """Try no more, except before the end, what was refused just now."""
+        for session in self._st.cramped.values():
+            if session.cramped_ns == self._now_ns:
+                session.try_not_before(NEVER_NS)
+
+    def _try_runners_again(self) -> None:
+        """Try again to stop runners: a session has gone, so they may be held where they are."""
+        for runner in self._st.runners.values():
+            if runner.cramped_ns >= 0:
+                runner.try_not_before(self._now_ns)
 
 
 def _cost_ns(st: State, session: Session, doing: Doing) -> int:

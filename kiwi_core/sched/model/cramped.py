@@ -18,7 +18,8 @@ class Cramped:
     ends_ns: int | None = None
     """When it is ended (``rules.ending``) unless things change; ``None``: not at all."""
     ended: bool = False
-    """``EndSession`` was ordered; from then on it gets no lease."""
+    """``EndSession`` was ordered; from then on it begins no burst. One that it has begun goes on
+    until it has gone."""
     spared: bool = False
     """The daemon may not end its program."""
 

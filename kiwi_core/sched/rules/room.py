@@ -248,12 +248,10 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
         words = f"{format_bytes(victim.resident_bytes)} of another session would have to go to "
         words += f"system RAM, which can take {format_bytes(can_bytes)} more"
         return Notice.BLOCKED_HOST_MEMORY, words
-    if (victim := found.refusing) is not None:
-        words = victim.problem_detail or "another session cannot be moved"
-        ending = "; it is ended if it stays so" if victim.ends_ns is not None else ""
-        return Notice.BLOCKED_REFUSED, f"{words.removesuffix('.')}{ending}"
-    if found.staying is not None:
-        return why_it_stays(found.staying)
+    if found.refusing is not None:
+        return refused_by(found.refusing)
+    if (victim := found.staying) is not None:
+        return why_it_stays(victim) if victim.ends_ns is None else refused_by(victim)
     if any(other.stuck for other in st.ops.values()):
         return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
@@ -261,3 +259,10 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
     if any(other.residency is LOST for other in st.sessions.values()):
         words += ", or a program whose GPU memory is lost, until it is restarted"
     return Notice.BLOCKED_OUTSIDE, words
+
+
+def refused_by(session: Session) -> tuple[Notice, str]:
+    """Return that ``session`` could not be moved or stopped, and why, in words for all users."""
+    words = session.problem_detail or "another session cannot be moved"
+    ending = "; it is ended if it stays so" if session.ends_ns is not None else ""
+    return Notice.BLOCKED_REFUSED, f"{words.removesuffix('.')}{ending}"

@@ -208,7 +208,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return Notice.BLOCKED_UNGUARDED, ""
     if runner.backoff_until_ns > st.now_ns:
         st.wake_at(runner.backoff_until_ns)
-        return Notice.BLOCKED_REFUSED, runner.problem_detail
+        return room.refused_by(runner)
     early = st.now_ns < runner.granted_ns + st.quantum_ns(runner)
     cause = f"{waiter.id} goes first" if early else f"its quantum ended and {waiter.id} waits"
     free_bytes = st.free_bytes + room.coming_bytes(st) + _growth_bytes(st)
@@ -217,17 +217,30 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     movable_bytes = sum(r.resident_bytes for r in st.runners.values())
     lacking_bytes = room.lacked_bytes(st, waiter) - free_bytes - movable_bytes
     found = room.survey(st, short_bytes, beside=waiter, lacking_bytes=lacking_bytes)
-    if found.gain_bytes >= short_bytes:
+    if found.gain_bytes >= short_bytes or (
+        _stays(runner) and _makes_do(st, waiter, free_bytes + found.gain_bytes)
+    ):
         orders.end_turn(st, runner, SUSPENDING, cause)
         return None
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
         return room.blocked_by(st, waiter, found)
     if runner.unmovable:
-        return Notice.BLOCKED_REFUSED, runner.problem_detail
+        return room.refused_by(runner)
     if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
         return room.blocked_by(st, waiter, VictimSurvey(over_budget=runner))
     orders.end_turn(st, runner, PAGING_OUT, cause)
     return None
+
+
+def _stays(runner: Session) -> bool:
+    """Return whether the memory of ``runner`` was to go out in this burst, and could not."""
+    return runner.unmovable or runner.cramped_ns >= 0
+
+
+def _makes_do(st: State, waiter: Session, room_bytes: int) -> bool:
+    """Return whether ``waiter`` may run with ``room_bytes`` beside memory that has to stay, once
+    the runner is held: better than to wait for the end of the runner's burst."""
+    return room_bytes >= room.least_bytes(st, waiter, alone=st.holders == 1)
 
 
 def _growth_bytes(st: State) -> int:

@@ -175,9 +175,9 @@ export interface ISession {
    */
   readonly ram_bytes: number | null;
   /**
-   * How long until Kiwi ends it, unless things change: others wait for its memory, which
-   * it does not use and which the RAM of its job or container cannot take. null: Kiwi
-   * does not.
+   * How long until Kiwi ends it, unless things change: its turn is over, and others wait
+   * for its memory, which the RAM of its job or container cannot take. null: Kiwi does
+   * not.
    */
   readonly ends_in_s: number | null;
   readonly path: string | null;
