@@ -211,7 +211,11 @@ def _timed(step: Callable[[], object], rounds: int) -> dict[str, Any]:
         began_s = time.perf_counter()
         step()
         took_s.append(time.perf_counter() - began_s)
-    return {"rounds": rounds, "median_s": statistics.median(took_s)}
+    return {
+        "rounds": rounds,
+        "median_s": statistics.median(took_s),
+        "late_s": statistics.median(took_s[-max(1, rounds // 3) :]),
+    }
 
 
 class Turns:

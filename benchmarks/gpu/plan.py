@@ -33,7 +33,7 @@ FIRST = (
 SECOND = (
     # This part writes its answers only at its end: it must not be cut off.
     Part("bench", "paging:bench", "What does kiwi bench measure here?", 125, 140),
-    Part("gate", "gate:run", "What does the gate cost a training loop?", 25, 80, ("torch",)),
+    Part("gate", "gate:run", "What does the gate cost a training loop?", 35, 130, ("torch",)),
     Part(
         "not_fitting", "pairs:not_fitting",
         "Two jobs that do not fit: sharing, against one after the other.", 60, 300,

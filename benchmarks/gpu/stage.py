@@ -196,7 +196,7 @@ class Program:
 
     def finish(self, within_s: float) -> dict[str, Any]:
         """End its input and return its last JSON line."""
-        self._end_input()
+        self.end_input()
         ends_s = time.monotonic() + within_s
         last: dict[str, Any] = {}
         try:
@@ -208,7 +208,8 @@ class Program:
             raise Ended(f"program {self.pid} ended with status {status}")
         return last
 
-    def _end_input(self) -> None:
+    def end_input(self) -> None:
+        """Close its input; it then prints its last line and ends."""
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):
             self._process.stdin.close()
@@ -225,7 +226,7 @@ class Program:
         A process whose memory was restored must not be killed while it is live on some drivers
         (the host hangs), so it gets every chance to end by itself.
         """
-        self._end_input()
+        self.end_input()
         for number in (None, signal.SIGCONT, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 self._process.send_signal(number)

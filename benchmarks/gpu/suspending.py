@@ -30,8 +30,8 @@ REFUSALS_MAX = 5
 READY_S = 60.0
 ENDS_S = 15.0
 """Time limit of the last digest of a job, which hashes all that the job holds."""
-TQ_S = 0.1
-"""Shortest quantum that a daemon accepts."""
+TQ_S = 0.3
+"""Short, but long enough to set up a job in a minute beside two others."""
 SHORT_TURNS = ("--anti-thrash", "always", "--policy", "round-robin", "--swap-floor", "0")
 LATE_S = 3.0
 """Time limit for a program that is probably held, and for a call that is past its own limit."""
@@ -221,15 +221,20 @@ def under_a_daemon(stage: Stage, kinds: Sequence[str], seconds: float, way: Way)
 def _take_turns(
     stage: Stage, one: Daemon, jobs: list[Suspended], programs: list[Program], seconds: float
 ) -> None:
+    """Wait until the jobs have set up, and then until all were suspended often enough or
+    ``seconds`` are over since the beginning."""
+    ends_s = time.monotonic() + seconds
+    ready_by_s = time.monotonic() + within(stage, READY_S)
     for job, program in zip(jobs, programs, strict=True):
         try:
-            program.line(within(stage, READY_S))
+            program.line(ready_by_s - time.monotonic())
         except (TimeoutError, RuntimeError) as error:
             job.trouble = f"it did not come up: {error}"
-    ends_s = time.monotonic() + seconds
     while time.monotonic() < ends_s and any(job.count < job.wanted for job in jobs):
         time.sleep(0.25)
         _look(one, jobs)
+    for program in programs:
+        program.end_input()
     for job, program in zip(jobs, programs, strict=True):
         if not job.trouble:
             last_words(job, program, within(stage, ENDS_S + START_S))

@@ -33,13 +33,13 @@ SIZE, EMULATED_SIZE = 64 * MIB, 16 * MIB
 """Ballast of a job that is moved from outside: the fixed cost of a move dominates, not the
 bytes."""
 WAYS = {
-    "checkpoint": Way("checkpoint", leave_bytes=4 * GIB, size_bytes=512 * MIB, wanted=20),
+    "checkpoint": Way("checkpoint", leave_bytes=4 * GIB, size_bytes=512 * MIB, wanted=10),
     "inprocess": Way("inprocess", leave_bytes=12 * GIB, size_bytes=2 * GIB, wanted=100),
 }
 """What the pagers are given. Each job fits the rest of the GPU, its context of 0.6 GiB and the
 memory that its library keeps free included (JAX takes up to four times what it needs); the jobs
 together do not."""
-SHARES, MOST_S = {"checkpoint": 0.5, "inprocess": 0.4}, {"checkpoint": 110.0, "inprocess": 70.0}
+SHARES, MOST_S = {"checkpoint": 0.5, "inprocess": 0.4}, {"checkpoint": 100.0, "inprocess": 60.0}
 """Share of the remaining time, and the most time, that each pager gets. The undisturbed run, which
 does the same rounds without pauses, gets what remains."""
 DANGEROUS_S, DANGEROUS_COUNT = 20.0, 20
