@@ -186,15 +186,15 @@ void kp_arena_aim(uint64_t bytes) {
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
-/* Gets the bytes of host memory that are pinned, that are pageable, and that are to be pinned in the end: all that
- * may have to be paged out, as far as this program may hold it in advance. For a program that measures moves, and
- * should wait for the pinning. Returns 1 if pinning is under way or done, 0 if no more memory will be pinned. */
+/* Gets the bytes of host memory that are pinned, that are pageable, and that are to be pinned in the end if no limit
+ * comes before: all that may have to be paged out. The daemon raises its limit late, after it has heard of the memory.
+ * For a program that measures moves, and should wait for the pinning. Returns 1 if pinning is under way or done, 0 if
+ * no more memory will be pinned. */
 KP_API __attribute__((used)) int kiwi_preload_pinned(uint64_t *pinned, uint64_t *pageable, uint64_t *wanted) {
     pthread_mutex_lock(&kp_arena_mu);
-    uint64_t most = kp_arena_most();
     *pinned = kp_arena_totals.pinned;
     *pageable = kp_arena_totals.pageable;
-    *wanted = aim < most ? aim : most;
+    *wanted = aim;
     int coming = !refused;
     pthread_mutex_unlock(&kp_arena_mu);
     return coming;

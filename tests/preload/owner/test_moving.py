@@ -303,6 +303,18 @@ def test_who_measures_can_wait_until_all_is_pinned(program):
     assert p.get("until_pinned(60) >= books()['owned']")
 
 
+def test_who_measures_waits_for_a_limit_that_is_raised_late(program):
+    """A daemon raises the limit after it has heard of the memory. On a real GPU a bench that did
+    not wait for that measured moves through ordinary memory."""
+    p = program()
+    p.do("import threading; from kiwi_core.bench.work.pinned import until_pinned")
+    p.do("prepare(8 * MIB)")
+    p.do(HELD)
+    p.do("until(lambda: arena()['pinned'] == 8 * MIB, 'the limit was not reached')")
+    p.do("threading.Timer(0.3, prepare).start()")
+    assert p.get("until_pinned(60) >= books()['owned']")
+
+
 def test_a_lower_limit_gives_back_what_is_free(program):
     p = program()
     p.do("prepare()")
