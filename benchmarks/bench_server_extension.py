@@ -94,22 +94,12 @@ def stretch(stage: Stage, seconds: float) -> dict[str, float]:
     }
 
 
-def connections(stage: Stage) -> int:
-    """Return the number of the server's connections to the daemon: the least of some counts,
-    because counting takes a connection itself, which may still be there."""
-    counts = []
-    for _ in range(20):
-        counts.append(stage.connections())
-        time.sleep(0.1)
-    return min(counts)
-
-
 def watched(stage: Stage, seconds: float) -> dict[str, Any]:
     readers = Readers(stage)
     time.sleep(2)  # the snapshots have been sent
     readers.begin()
     shares = stretch(stage, seconds)
-    upstream = connections(stage)
+    upstream = stage.connections()
     heard = readers.end()["readers"]
     return {
         **shares,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli_process import finish, start_kiwi
 from playwright.sync_api import expect
+from unix_peers import connected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,16 +68,10 @@ class Stage:
         return json.loads(result.out)["gpus"][0]
 
     def connections(self) -> int:
-        """Return the number of connections to the daemon that belong to no kernel and no gate."""
-        status = self.daemon.status()
+        """Return the number of connections that the Jupyter server has to the daemon."""
+        assert self.lab.process is not None
         (path,) = self.daemon.sockets()
-        with open("/proc/net/unix") as table:
-            rows = [line.split() for line in table]
-        connected = [row for row in rows if row[-1] == str(path) and row[5] == "03"]
-        kernels = sum(session.connected for session in status.sessions)
-        # The gate of a program connects when the program takes its first GPU memory.
-        gates = sum(bool(s.resident_bytes or s.paged_out_bytes) for s in status.sessions)
-        return len(connected) - kernels - gates
+        return connected(path)[self.lab.process.pid]
 
 
 @dataclass(frozen=True)
