@@ -13,7 +13,7 @@ from kernels import running_kernel
 from notebooks import Notebook
 from pagers import BOTH, CHECKPOINT
 
-from kiwi_core import preload
+from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def library() -> Path:
-    """Build the library first. A daemon that a test kills must not be compiling, since nobody would
-    remove the temporary files."""
-    return preload.library()
+    """Build the library first, where kernels find it: they start without a gate otherwise. A daemon
+    that a test kills must not be compiling, either: nobody would remove the temporary files."""
+    return ready.ensure()
 
 
 private_tmp, stack = leftovers.private_tmp, leftovers.stack

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
+from kiwi_core import compiled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -330,8 +332,9 @@ def clean_environment(directory: Path, python: str = KERNEL_PYTHON) -> dict[str,
         "HOME": "home", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config",
         "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "KIWI_SOCKET_DIR": "sockets",
     }  # fmt: skip
-    # Kernels use the cache of compiled libraries instead of compiling again.
-    env.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    # This process's cache of compiled libraries, which ``make`` fills: a kernel that has to compile
+    # Kiwi's gate runs without it for a minute, and a daemon that has to compile the driver is late.
+    env.setdefault("XDG_CACHE_HOME", str(compiled.default_cache_dir().parent))
     for name, place in places.items():
         (directory / place).mkdir(exist_ok=True, mode=0o700)
         env[name] = str(directory / place)
