@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cramped import limited
 from talker import Talker
 
 from kiwi_core.daemon.links.host_budget import HostBudget
@@ -16,7 +17,7 @@ from kiwi_core.daemon.links.library_ram import LibraryRam
 from kiwi_core.daemon.links.link import Link
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.linked import LibraryReport
-from kiwi_core.states import Residency
+from kiwi_core.states import MovedBy, Residency
 from kiwi_core.units import GIB, MIB, NS_PER_S, SessionId
 from kiwi_core.wire.pager import PagerLimits
 
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 
     from daemon import Daemon
     from preloaded_program import PreloadedProgram
+    from session_program import SessionProgram
 
-Start = "Callable[..., Daemon]"
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus
+
+    Start = Callable[..., Daemon]
+    Program = Callable[..., SessionProgram]
 
 
 # --- the rule, with made-up libraries ------------------------------------------------------------
@@ -269,3 +274,29 @@ def test_what_is_held_beforehand_is_in_nobodys_way(
     daemon.wait_state(first.pid, "paged-out")
     assert first.intact()
     assert second.intact()
+
+
+def test_a_library_takes_no_more_ram_than_its_job_has(
+    start: Start, program: Program, preloaded: Callable[..., PreloadedProgram]
+) -> None:
+    """The emulated GPU memory counts in the job, too: 100 of its 180 MiB. What is left is too
+    little for that to go out, and for memory held for speed alone. The kernel would kill a program
+    that took more."""
+    daemon = start("1x128MiB")
+    one, other = preloaded(daemon), program(daemon)
+    with limited(one.pid, 180 * MIB):
+        one.take(100)
+        other.begin_take(60, 2)
+
+        def refused(status: GpuStatus) -> SessionStatus | None:
+            ours = next(session for session in status.sessions if session.pid == one.pid)
+            return ours if ours.problem == "page-out-refused" else None
+
+        shown = daemon.wait_for(refused, "its page-out is refused")
+        assert shown.pager is MovedBy.INPROCESS
+        assert "its memory limit is 180 MiB" in shown.problem_text
+        assert "in Slurm: --mem=" in shown.problem_text
+        [word] = [line for line in daemon.log().splitlines() if "what=PageOutRefused" in line]
+        assert "reason=no-job-memory" in word
+    other.worker.answer()
+    assert one.intact(), "with more RAM it is moved out and back as any other"

@@ -59,25 +59,37 @@ static void tighter(struct memory *m, uint64_t total, uint64_t left) {
     if (left < m->left) m->left = left;
 }
 
-/* Applies the limits of our control group and its parents (version 2). */
-static void groups(struct memory *m) {
-    char group[PATH_MAX] = "", path[PATH_MAX + 64], line[PATH_MAX];
+/* Applies the limits of `group`, whose hierarchy is mounted at `root`, and of its parents. Changes `group`. */
+static void upwards(struct memory *m, const char *root, const char *max, const char *current, char *group) {
+    char path[PATH_MAX + 64];
     uint64_t limit, used;
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    if (!f) return;
-    while (fgets(line, sizeof line, f)) {
-        if (strncmp(line, "0::", 3) == 0 && sscanf(line + 3, "%4095s", group) == 1) break;
-    }
-    fclose(f);
     while (group[0] == '/') {
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
+        snprintf(path, sizeof path, "%s%s/%s", root, group, max);
         bool limited = number_in(path, "", &limit);
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
+        snprintf(path, sizeof path, "%s%s/%s", root, group, current);
         if (limited && number_in(path, "", &used)) tighter(m, limit, used < limit ? limit - used : 0);
         if (!group[1]) break;
         *strrchr(group, '/') = 0;
         if (!group[0]) strcpy(group, "/");
     }
+}
+
+/* Applies the limits of our control groups of version 2 and 1. A line is "NUMBER:CONTROLLERS:GROUP". */
+static void groups(struct memory *m) {
+    char line[PATH_MAX];
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    if (!f) return;
+    while (fgets(line, sizeof line, f)) {
+        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group) continue;
+        *group++ = 0;
+        group[strcspn(group, "\n")] = 0;
+        if (!controllers[1])
+            upwards(m, "/sys/fs/cgroup", "memory.max", "memory.current", group);
+        else if (strcmp(controllers + 1, "memory") == 0)
+            upwards(m, "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", group);
+    }
+    fclose(f);
 }
 
 static struct memory look(void) {
