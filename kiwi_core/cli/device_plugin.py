@@ -10,6 +10,7 @@ from typing import Final
 
 from kiwi_core.cli.common import add_socket_dir, directory_of
 from kiwi_core.errors import CallerError
+from kiwi_core.kubernetes import others
 
 DESCRIPTION = """\
 Offers the GPUs of this node's Kiwi daemons to Kubernetes, several places on each: a device plugin
@@ -32,7 +33,6 @@ not answer, or that has MIG or MPS on, is offered as unhealthy, and the log says
 PACKAGES: Final = {"grpc": "grpcio", "google.protobuf": "protobuf", "yaml": "PyYAML"}
 """The packages of the extra, by the module that shows that they are installed."""
 
-_KUBELET_DIR: Final = Path("/var/lib/kubelet/device-plugins")
 _CDI_DIR: Final = Path("/var/run/cdi")
 _REPLICAS_MAX: Final = 1000
 """As ``kiwi_core.kubernetes.places``, which cannot be imported without the extra."""
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kubelet-dir",
         metavar="DIR",
         type=Path,
-        default=_KUBELET_DIR,
-        help=f"where the kubelet's socket for device plugins is (default: {_KUBELET_DIR})",
+        default=others.DIRECTORY,
+        help=f"where the kubelet's socket for device plugins is (default: {others.DIRECTORY})",
     )
     parser.add_argument(
         "--cdi-dir",

@@ -79,7 +79,16 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(sockets: Path) -> Iterator[Finding]:
     """Check every area, one after the other. One that hangs or breaks becomes a finding."""
-    from kiwi_core.cli.checks import gpu, jupyter, killers, machine, memory, notebook, preload
+    from kiwi_core.cli.checks import (
+        gpu,
+        jupyter,
+        killers,
+        kubernetes,
+        machine,
+        memory,
+        notebook,
+        preload,
+    )
     from kiwi_core.cli.checks import sockets as socket_checks
 
     gpus: list[GpuInfo] = []
@@ -96,6 +105,7 @@ def examine(sockets: Path) -> Iterator[Finding]:
     yield from _within("module", killers.check)
     yield from _within("memory", lambda: memory.check(gpus, [sockets, state]))
     yield from _within("sockets", lambda: socket_checks.check(sockets))
+    yield from _within("Kubernetes", kubernetes.check)
     yield from _within("notebook", notebook.check)
     yield from _within("server", jupyter.check)
     yield from _within("pager", preload.check)

@@ -3,6 +3,7 @@
 ===========  ====================================================================================
 ``process``  ``kiwi device-plugin``: puts the parts together, and ends them
 ``kubelet``  the socket in the kubelet's directory, and the registration
+``others``   other device plugins on this node that hand out NVIDIA's GPUs
 ``service``  answers the kubelet's calls
 ``watch``    asks the daemons again and again which GPUs can be offered
 ``label``    tells Node Feature Discovery the wait of this node

@@ -8,10 +8,9 @@ same and registers again.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import socket
 import stat
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -19,7 +18,7 @@ import structlog
 from grpc import aio
 
 from kiwi_core.errors import CallerError
-from kiwi_core.kubernetes import api
+from kiwi_core.kubernetes import api, others
 from kiwi_core.kubernetes.service import OPTIONS
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 0.5
 """Time between two looks at the sockets: what is asked is the state of two files."""
+
+LOOK_FOR_OTHERS_EVERY_S: Final = 30.0
+"""Time between two looks for other plugins, which means a connection to each."""
 
 REGISTER_WITHIN_S: Final = 10.0
 """The kubelet gives itself so long to call back."""
@@ -58,6 +60,9 @@ class Kubelet:
         self._path = directory / f"kiwi-{resource.replace('/', '_')}.sock"
         self._told = ""
         """What was logged last about a registration that does not succeed."""
+        self._others: list[str] = []
+        """The sockets of other plugins at the last look."""
+        self._look_again_s = 0.0
         if len(os.fsencode(self._path)) > PATH_MAX_BYTES:
             raise CallerError(
                 "bad-setting",
@@ -104,6 +109,7 @@ class Kubelet:
                 self._tell_absence()
             elif kubelet != registered and await self._register():
                 registered = kubelet
+            self._look_for_others()
             await asyncio.sleep(LOOK_EVERY_S)
         if found is not None:
             raise _runs_already(self._path, self._resource)
@@ -129,6 +135,19 @@ class Kubelet:
         self._told = ""
         log.info("registered at the kubelet", resource=self._resource, socket=str(self._path))
         return True
+
+    def _look_for_others(self) -> None:
+        if time.monotonic() < self._look_again_s:
+            return
+        self._look_again_s = time.monotonic() + LOOK_FOR_OTHERS_EVERY_S
+        found = others.of_nvidia(self._directory)
+        if found and found != self._others:
+            log.warning(
+                "another device plugin hands out GPUs of this node; remove it: its pods use them "
+                "without Kiwi, and their memory cannot be moved",
+                sockets=found,
+            )
+        self._others = found
 
     def _tell_absence(self) -> None:
         if self._is_news("waiting for the kubelet"):
@@ -157,10 +176,7 @@ def _sign(path: Path) -> Sign | None:
 
 def _clear(path: Path, resource: str) -> None:
     """Remove a socket that nobody serves. Raises ``CallerError`` if somebody does."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        code = probe.connect_ex(str(path))
-    if code in (0, errno.EAGAIN):
+    if others.served(path):
         raise _runs_already(path, resource)
     try:
         path.unlink(missing_ok=True)

@@ -14,6 +14,8 @@ from fake_kubelet import AdmissionError
 from kubernetes_node import REPLICAS
 from patience import PATIENCE_S, wait_until
 
+from kiwi_core.cli.checks import kubernetes
+from kiwi_core.cli.checks.finding import Level
 from kiwi_core.client import Client
 
 if TYPE_CHECKING:
@@ -191,6 +193,26 @@ def test_a_second_plugin_says_that_one_runs(node: Node, ready: Ready) -> None:
     kubelet.wait_healthy(2 * REPLICAS)
     assert kubelet.admit()
     assert plugin.process.poll() is None
+
+
+def test_another_plugin_of_the_same_gpus_is_told_of(node: Node) -> None:
+    kubelet = node.start_kubelet()
+    with socket.socket(socket.AF_UNIX) as theirs, socket.socket(socket.AF_UNIX) as left_behind:
+        theirs.bind(str(node.kubelet_dir / "nvidia-gpu.sock"))
+        theirs.listen()
+        left_behind.bind(str(node.kubelet_dir / "nvidia-mig.sock"))
+        plugin = node.start_plugin()
+        kubelet.wait_healthy(2 * REPLICAS)
+        what = "another device plugin hands out GPUs of this node; remove it: its pods use them "
+        what += "without Kiwi, and their memory cannot be moved"
+        assert plugin.wait_event(what)["sockets"] == ["nvidia-gpu.sock"]
+        (told,) = kubernetes.check(node.kubelet_dir)
+        assert (told.level, told.area) == (Level.WARN, "Kubernetes")
+        assert told.text.endswith("too: nvidia-gpu.sock.")
+    (told,) = kubernetes.check(node.kubelet_dir)
+    assert told.level is Level.OK
+    assert plugin.terminate() == 0
+    assert not list(kubernetes.check(node.kubelet_dir)), "not a node of Kiwi's plugin"
 
 
 def test_a_plugin_after_one_that_was_killed(node: Node, ready: Ready) -> None:
