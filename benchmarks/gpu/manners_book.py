@@ -10,6 +10,7 @@ from manners_known import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from callers import Caller
     from stage import Stage
@@ -17,21 +18,35 @@ if TYPE_CHECKING:
 EMULATOR_FILE = HERE / "manners_emulator.json"
 """The emulator's answers, by row: an emulated run writes the same file into its results."""
 
+MEASURED_FILE = HERE / "manners_h200.json"
+"""The answers of Kiwi's own run on an H200 with driver 580.159.04 and the open kernel module
+(26 November 2026, in a virtual machine), by row: its ``manners.json``."""
+
 _HEAD = """# How this driver behaves
 
-"Others saw" is what other people's runs on drivers 580 and 595 showed; "emulator" is what Kiwi's
-emulated driver answers in the same probe. Where the two drivers differ, the emulator is wrong.
+"Others saw" is what other people's runs on drivers 580 and 595 showed; "Kiwi saw" is the answer of
+an H200 with driver 580.159.04 and the open module; "emulator" is what Kiwi's emulated driver
+answers in the same probe. Where a real driver is less kind than the emulator, the emulator is
+wrong.
 
-| probe | others saw | emulator | this driver | as others saw | as the emulator |
-|---|---|---|---|---|---|
+| probe | others saw | Kiwi saw | emulator | this driver | as others saw | as the emulator |
+|---|---|---|---|---|---|---|
 """
 
 
-def emulator_answers() -> dict[str, str]:
-    if not EMULATOR_FILE.exists():
+def _answers(file: Path) -> dict[str, str]:
+    if not file.exists():
         return {}
-    answers: dict[str, str] = json.loads(EMULATOR_FILE.read_text())
+    answers: dict[str, str] = json.loads(file.read_text())
     return answers
+
+
+def emulator_answers() -> dict[str, str]:
+    return _answers(EMULATOR_FILE)
+
+
+def measured_answers() -> dict[str, str]:
+    return _answers(MEASURED_FILE)
 
 
 def plain(answer: str) -> str:
@@ -50,7 +65,7 @@ class Book:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self._emulator = emulator_answers()
+        self._emulator, self._measured = emulator_answers(), measured_answers()
         self._file = stage.folder / "manners.json"
         self.answers: dict[str, str] = (
             json.loads(self._file.read_text()) if self._file.exists() else {}
@@ -66,6 +81,7 @@ class Book:
             answer,
             target=f"others saw: {' or '.join(seen)}" if seen else "",
             source=known.source if known else "",
+            kiwi_saw=self._measured.get(name, ""),
             emulator=emulator or "",
             as_others_saw=compared(answer, seen),
             as_the_emulator=compared(answer, (emulator,) if emulator else ()),
@@ -128,7 +144,7 @@ class Book:
         emulator = self._emulator.get(name, "")
         others = f"{' or '.join(seen)} [{known.source}]" if known else ""
         cells: list[Any] = [
-            name, others, emulator, answer,
+            name, others, self._measured.get(name, ""), emulator, answer,
             compared(answer, seen), compared(answer, (emulator,) if emulator else ()),
         ]  # fmt: skip
         return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |\n"

@@ -1,8 +1,9 @@
 """Behaviour of NVIDIA's driver in other people's runs, for the probes of ``manners.py``.
 
 Collected in November 2026 from public sources. G is VivianSobers/gpunap (RTX 4090, drivers 580.178
-and 595.84, proprietary module), N#n is NVIDIA/cuda-checkpoint issue n. Nobody has reported
-behaviour that is not here. The table is only for comparison; nothing depends on it.
+and 595.84, proprietary module), N#n is NVIDIA/cuda-checkpoint issue n. Nobody else has reported
+behaviour that is not here; Kiwi's own run is ``manners_h200.json``. The table is only for
+comparison; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -117,3 +118,16 @@ _ENDS = {
 }
 
 KNOWN: dict[str, Known] = {**_STATES, **_CALLS, **_MOVES, **_ENDS}
+
+OTHER_THAN_THE_EMULATOR: dict[str, str] = {
+    "query.during_restore.same_caller": (
+        "The H200 answered at once. The emulator makes the query wait, which is less kind. The "
+        "probe of that run may have asked before the restore had begun."
+    ),
+}
+"""Rows in which Kiwi's own run differs from the emulator, each with the reason why it may."""
+
+KINDER_ELSEWHERE: dict[str, str] = {
+    "memory.given_back": "G saw 5 MiB, Kiwi 6 MiB: a restore needs as much.",
+}
+"""Rows in which the emulator follows Kiwi's own run, because others saw a kinder driver."""

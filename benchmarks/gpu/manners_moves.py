@@ -64,9 +64,10 @@ def queries_during_moves(book: Book, caller: Caller) -> None:
 def _query_during(book: Book, caller: Caller, other: Caller, one: Target, move: str) -> None:
     began_s = time.monotonic()
     moving = caller.begin(move, pid=one.pid)
+    # Each call has a thread of its own: without this wait the query may come before the move.
+    answer = caller.answer(moving, 0.05)
     own = caller.begin("state", pid=one.pid)
     longest = {"state": 0.0, "nvml": 0.0}
-    answer = caller.answer(moving, 0.05)
     while answer.code is None and time.monotonic() - began_s < CALL_S:
         for call, words in (("state", {"pid": one.pid}), ("nvml", {"uuid": caller.stage.uuid})):
             seen = other.ask(call, CALL_S, **words)

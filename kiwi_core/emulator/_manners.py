@@ -1,7 +1,8 @@
 """Behaviour of real drivers towards programs, as data: which driver has which manner.
 
-The manners were collected in November 2026 from other people's runs; ``README.md`` names the source
-of each. Where nobody knows, the worst is assumed: a program that survives it survives any driver.
+The manners were collected in November 2026 from other people's runs and from a run of Kiwi's own
+probes on an H200; ``README.md`` names the source of each. Where nobody knows, the worst is assumed:
+a program that survives it survives any driver.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ MANNERS: dict[str, int] = {
     "no_process_rows": 1 << 11,
     "mig": 1 << 12,
     "broken_stays": 1 << 13,
+    "memory_info_fails": 1 << 14,
+    "questions_pass": 1 << 15,
 }
 """The bits of ``enum ke_manner``.
 
@@ -43,7 +46,7 @@ MANNERS: dict[str, int] = {
 - ``missing_is_os_error``: a pid that does not exist answers OPERATING_SYSTEM, a zombie
   NOT_INITIALIZED.
 - ``failed_restore_keeps``: a restore without room keeps all free memory until its process ends.
-- ``hidden_overhead``: NVML's row of a process leaves out 5 MiB of its context.
+- ``hidden_overhead``: NVML's row of a process leaves out 6 MiB of its context.
 - ``unmap_does_not_wait``: ``cuMemUnmap`` takes memory away under a running kernel.
 - ``streams_cost``: a stream takes GPU memory.
 - ``nccl_kills``: a checkpoint of a process with an NCCL group aborts it.
@@ -53,11 +56,16 @@ MANNERS: dict[str, int] = {
 - ``no_process_rows``: NVML shows no processes, as in another PID namespace.
 - ``mig``: NVML says that MIG is on, and a checkpoint answers OUT_OF_MEMORY.
 - ``broken_stays``: a checkpoint of a process with a broken context answers that context's error.
+- ``memory_info_fails``: ``cuMemGetInfo`` of the target answers OPERATING_SYSTEM while it is
+  checkpointed, and the right figure at once while it is locked.
+- ``questions_pass``: ``cuDeviceGetAttribute``, ``cuCtxGetCurrent`` and ``cuDevicePrimaryCtxRetain``
+  of a context that exists answer at once while the target is locked or checkpointed.
 """
 
 _ON_ALL = (
     "sync_crashes", "query_crashes", "state_waits", "missing_is_os_error", "failed_restore_keeps",
-    "hidden_overhead", "unmap_does_not_wait", "streams_cost", "broken_stays",
+    "hidden_overhead", "unmap_does_not_wait", "streams_cost", "broken_stays", "memory_info_fails",
+    "questions_pass",
 )  # fmt: skip
 
 

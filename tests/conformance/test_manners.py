@@ -115,6 +115,27 @@ def test_other_calls_wait_while_it_is_out(controller, target, code):
     assert target.answer() is True
 
 
+def test_memory_info_while_held(machine, controller, target):
+    """An H200 with driver 580.159 answers an error while the program is out. A driver that makes
+    the program wait instead is kinder."""
+    expected = target.get("ck(driver.cuMemGetInfo())[1]")
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    locked = how_it_goes(target, "ck(driver.cuMemGetInfo())[1]")
+    if locked == "waits" and machine.real:
+        controller.do(f"checkpoint_of({target.pid}).unlock()")
+        assert target.answer() == expected
+        controller.do(f"checkpoint_of({target.pid}).lock()")
+    else:
+        assert locked == expected
+    controller.do(f"checkpoint_of({target.pid}).checkpoint()")
+    out = how_it_goes(target, "name_of(driver.cuMemGetInfo)")
+    assert out == MISSING or (machine.real and out in ("waits", OK))
+    controller.do(f"resume({target.pid})")
+    assert out != "waits" or target.answer() == OK
+    assert target.get("ck(driver.cuMemGetInfo())[1]") == expected
+    assert target.get("digest(p, 16 * MIB) == expected")
+
+
 def test_a_thread_that_is_inside_a_wait_returns_and_then_it_is_locked(controller, target):
     target.do("big = alloc(64 * MIB)")
     target.send(
@@ -162,7 +183,7 @@ def test_no_less_comes_back_than_nvml_said(machine, controller, target):
     wait_until(lambda: before - controller.get("device_used()") >= said, "all is free again")
     freed = before - controller.get("device_used()")
     controller.do(f"resume({target.pid})")
-    assert freed - said == 5 * MIB or (machine.real and freed - said < 32 * MIB)
+    assert freed - said == 6 * MIB or (machine.real and freed - said < 32 * MIB)
 
 
 def test_contexts_and_streams_cost_memory(machine, controller, target):

@@ -226,7 +226,7 @@ def test_a_normal_exit_while_locked_waits_at_the_gate_like_the_real_one(machine,
 def test_a_signal_ends_a_process_that_waits_at_the_gate(machine, controller):
     target = machine.worker()
     controller.do(f"suspend({target.pid})")
-    target.send("used()")
+    target.send("alloc(64)")
     assert not target.answered(0.2)
     target.terminate()
     assert target.ended(30.0)

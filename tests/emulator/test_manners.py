@@ -177,7 +177,7 @@ def test_a_wait_that_comes_during_the_lock_does_not_crash_afterwards(worst):
 
 @pytest.mark.parametrize(
     "code",
-    ["digest(p, 4 * MIB) == expected", "used() > 0", "name_of(driver.cuEventRecord, e, s)"],
+    ["digest(p, 4 * MIB) == expected", "alloc(64) > 0", "name_of(driver.cuEventRecord, e, s)"],
 )
 @pytest.mark.parametrize("held", ["lock", "suspend"])
 def test_other_calls_wait_for_the_unlock(machine, held, code):
@@ -192,6 +192,52 @@ def test_other_calls_wait_for_the_unlock(machine, held, code):
         f"checkpoint_of({target.pid}).unlock()" if held == "lock" else f"resume({target.pid})"
     )
     assert target.answer() in (True, "CUDA_SUCCESS")
+
+
+def test_memory_info_is_right_while_locked_and_an_error_while_checkpointed(machine):
+    controller, target, other = caller(machine), machine.worker(), machine.worker()
+    target.do(OLD)
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    assert target.get("used()") == machine.used()
+    controller.do(f"checkpoint_of({target.pid}).checkpoint()")
+    assert target.fails("used()") == "CUDA_ERROR_OPERATING_SYSTEM"
+    other.do("p = alloc(8 * MIB)")
+    controller.do(f"checkpoint_of({target.pid}).restore()")
+    assert target.get("used()") == machine.used()
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
+    assert target.get("digest(p, 4 * MIB) == expected")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "name_of(driver.cuDeviceGetAttribute, 1, 0)",
+        "name_of(driver.cuCtxGetCurrent)",
+        "name_of(driver.cuDevicePrimaryCtxRetain, 0)",
+    ],
+)
+@pytest.mark.parametrize("held", ["lock", "suspend"])
+def test_some_questions_are_answered_while_it_is_held(machine, held, question):
+    controller, target = caller(machine), machine.worker()
+    target.do(OLD)
+    controller.do(
+        f"checkpoint_of({target.pid}).lock()" if held == "lock" else f"suspend({target.pid})"
+    )
+    assert target.get(question) == "CUDA_SUCCESS"
+    controller.do(
+        f"checkpoint_of({target.pid}).unlock()" if held == "lock" else f"resume({target.pid})"
+    )
+    assert target.get("digest(p, 4 * MIB) == expected")
+
+
+def test_a_context_that_must_be_made_waits_for_the_unlock(machine):
+    """Only counting a context that exists needs no GPU memory."""
+    controller, target = caller(machine), machine.worker("ck(driver.cuInit(0))")
+    controller.do(f"suspend({target.pid})")
+    target.send("name_of(driver.cuDevicePrimaryCtxRetain, 0)")
+    assert not target.answered(QUIET_S)
+    controller.do(f"resume({target.pid})")
+    assert target.answer() == "CUDA_SUCCESS"
 
 
 # --- state queries, stopped targets, strangers --------------------------------------------------
@@ -313,7 +359,7 @@ def test_more_comes_back_than_nvml_said_and_as_much_is_needed(machine):
     controller.do(f"suspend({target.pid})")
     assert controller.get("row()") == []
     freed = controller.get("free_now()") - before
-    assert freed - said == 5 * MIB
+    assert freed - said == 6 * MIB
     hog = machine.worker("init(); q = alloc(64 * MIB - 8 * MIB - " + str(said + 4 * MIB) + ")")
     assert controller.get("free_now()") == said + 4 * MIB
     assert call(controller, target.pid, "Restore") == "CUDA_ERROR_OUT_OF_MEMORY"

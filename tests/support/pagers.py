@@ -21,7 +21,7 @@ RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
 CONTEXT_BYTES: Final = 8 << 20
 """Bytes that the emulated driver takes for a context."""
 
-HIDDEN_BYTES: Final = 5 << 20
+HIDDEN_BYTES: Final = 6 << 20
 """Bytes of a context that NVML leaves out: the emulated driver's ``hidden_overhead``."""
 
 HANDLE_MIB: Final = 2

@@ -97,7 +97,16 @@ CUresult ke_primary_retain(CUcontext *out, CUdevice dev) {
     return rc;
 }
 
+/* Returns whether retaining the context only counts: making it needs GPU memory. */
+static bool primary_is_there(CUdevice dev) {
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return true;
+    ke_mu_lock();
+    bool there = ke.devices[dev].primary && ke.devices[dev].primary->alive;
+    ke_mu_unlock();
+    return there;
+}
 KE_API CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
+    if (ke_held(KE_QUESTIONS_PASS) != KE_FREE && primary_is_there(dev)) return ke_primary_retain(pctx, dev);
     KE_CALL(ke_primary_retain(pctx, dev));
 }
 
@@ -222,7 +231,7 @@ static CUresult get_current(CUcontext *out) {
     *out = ke_current_or_null();
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuCtxGetCurrent(CUcontext *pctx) { KE_CALL(get_current(pctx)); }
+KE_API CUresult cuCtxGetCurrent(CUcontext *pctx) { KE_CALL_ANSWERED(KE_QUESTIONS_PASS, get_current(pctx)); }
 
 /* ---- questions ------------------------------------------------------------------------------- */
 

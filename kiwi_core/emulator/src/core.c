@@ -33,6 +33,14 @@ static void crash(void) {
 
 bool ke_has(enum ke_manner manner) { return ke.state->manners & manner; }
 
+enum ke_hold ke_held(enum ke_manner manner) {
+    if (__atomic_load_n(&ke.forked, __ATOMIC_RELAXED)) return KE_FREE; /* the fork may have copied a taken mutex */
+    pthread_mutex_lock(&ke.mu);
+    enum ke_hold how = ke.hold;
+    pthread_mutex_unlock(&ke.mu);
+    return how != KE_FREE && ke_has(manner) ? how : KE_FREE;
+}
+
 CUresult ke_enter_unheld(enum ke_manner manner, bool *skip) {
     bool in_time = false; /* the call came before the lock was complete: a later checkpoint cannot crash it */
     if (ke_in_callback) return CUDA_ERROR_NOT_PERMITTED;

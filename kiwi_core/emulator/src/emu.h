@@ -170,6 +170,7 @@ static inline struct ke_work ke_work(ke_job_fn fn, const void *arg, size_t size,
 CUresult ke_enter(void);
 CUresult ke_enter_unheld(enum ke_manner manner, bool *skip);
 bool ke_has(enum ke_manner manner);
+enum ke_hold ke_held(enum ke_manner manner); /* KE_FREE for a driver without this manner */
 void ke_leave(void);
 
 /* The body of a public call: passes the gate, evaluates the expression, leaves. */
@@ -192,6 +193,14 @@ void ke_leave(void);
         ke_rc_ = (expr);                                              \
         ke_leave();                                                   \
         return ke_rc_;                                                \
+    } while (0)
+
+/* The body of a question that a driver with this manner answers at once while the process is held. The expression
+ * only reads, because a checkpoint may be under way beside it. */
+#define KE_CALL_ANSWERED(manner, expr)                 \
+    do {                                               \
+        if (ke_held(manner) != KE_FREE) return (expr); \
+        KE_CALL(expr);                                 \
     } while (0)
 
 /* The body of a call that captures may forbid. */

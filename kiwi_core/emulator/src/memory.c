@@ -308,7 +308,10 @@ static CUresult info(size_t *free_bytes, size_t *total_bytes) {
     *free_bytes = used < total ? total - used : 0;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) { KE_CALL(info(free, total)); }
+KE_API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+    if (ke_held(KE_MEMORY_INFO_FAILS) == KE_OUT) return CUDA_ERROR_OPERATING_SYSTEM;
+    KE_CALL_ANSWERED(KE_MEMORY_INFO_FAILS, info(free, total));
+}
 
 /* Gets the range of an address, also in pinned host memory: a device sees that at the same address. */
 static CUresult address_range(CUdeviceptr *base, size_t *size, CUdeviceptr addr) {

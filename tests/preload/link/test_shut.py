@@ -131,6 +131,49 @@ def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
     peer.do("free")
 
 
+ASKER = """
+found, go = [], threading.Event()
+def ask():
+    ck(driver.cuCtxSetCurrent(context))
+    go.wait()
+    found.append([int(x) for x in driver.cuMemGetInfo()])
+asker = threading.Thread(target=ask)
+asker.start()
+"""
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["preloaded", "by-name"])
+def test_a_question_for_free_memory_gets_the_right_answer_once_the_driver_lets_go(
+    stage: Stage, controller: Controller, *, by_name: bool
+) -> None:
+    """Without the gate the driver answers with an error at once: see the next test."""
+    program = held(stage, SETUP + ASKER, by_name=by_name, **GATE_ONLY)
+    (gpu,) = emulator.books(stage.state).gpus
+    controller.take(program.pid)
+    assert stage.used_bytes < gpu.used_bytes
+    program.do("go.set()")
+    peer = stage.daemon.peer()
+    peer.await_heard("want-lease")
+    assert program.get("(found, asker.is_alive())") == [[], True]
+    controller.give_back(program.pid)
+    assert program.get("(found, asker.is_alive())") == [[], True]
+    assert peer.do("free")["outcome"] == "moved"
+    program.do("asker.join()")
+    assert program.get("found") == [[0, gpu.total_bytes - gpu.used_bytes, gpu.total_bytes]]
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
+def test_without_the_gate_the_same_question_gets_an_error(
+    stage: Stage, controller: Controller
+) -> None:
+    program = stage.program(SETUP, KIWI_DISABLE="1")
+    controller.take(program.pid)
+    assert program.get("int(driver.cuMemGetInfo()[0])") == 304
+    controller.give_back(program.pid)
+    assert program.get("int(driver.cuMemGetInfo()[0])") == 0
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
 def test_nothing_of_the_library_needs_the_driver_meanwhile(
     stage: Stage, controller: Controller
 ) -> None:
