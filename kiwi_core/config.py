@@ -74,11 +74,11 @@ class Config:
 
     restore_margin_fixed_bytes: int = 32 * MIB
     """A page-in needs this much free in addition, but at most ``restore_margin_fraction`` of the
-    GPU (this matters on small, emulated GPUs). A process takes more than NVML reports (5 MiB more
+    GPU (this matters on small, emulated GPUs). A process takes more than NVML reports (6 MiB more
     was seen), and others may grow."""
 
     restore_margin_min_bytes: int = 8 * MIB
-    """``restore_margin_fixed_bytes`` is never cut below this: the 5 MiB that NVML does not report,
+    """``restore_margin_fixed_bytes`` is never cut below this: the 6 MiB that NVML does not report,
     and one allocation unit of the driver."""
 
     restore_claim_bytes: int = 256 * MIB
@@ -118,7 +118,7 @@ class Config:
     """Least time that a pager operation gets before its session counts as stuck."""
 
     operation_deadline_bytes_per_s: int = 500 * MIB
-    """Slowest plausible driver (a sixth of the slowest seen): adds bytes / this to a deadline."""
+    """Slowest plausible driver (half of the slowest seen): adds bytes / this to a deadline."""
 
     refusal_backoff_ns: int = 1 * NS_PER_S
     """First wait after a refused operation; doubles up to ``refusal_backoff_max_ns``."""

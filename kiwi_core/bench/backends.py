@@ -49,7 +49,7 @@ CHECKPOINT: Final = Backend(
     "checkpoint",
     MovedBy.CHECKPOINT,
     from_driver=True,
-    usual_share=0.05,  # drivers 580 to 610 reach 3-10 GB/s of 26-55
+    usual_share=0.05,  # drivers 580 to 610 reach 2-10 GB/s of 26-55
 )
 INPROCESS: Final = Backend(
     "inprocess", MovedBy.INPROCESS, why_not=_no_library, program_env=_with_library

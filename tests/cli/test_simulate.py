@@ -54,7 +54,7 @@ def test_quanta_side_by_side(kiwi: Kiwi) -> None:
     assert head.split() == "interactive, TQ 10 s interactive, TQ 30 s".split()
     for row in ("wait, cells under 30 s of GPU", "  95 %", "useful share", "fairness (Jain)"):
         assert any(line.startswith(row) for line in result.out.splitlines()), row
-    assert "6 interactive sessions and 1 training, 25 GB/s" in result.out
+    assert "6 interactive sessions and 1 training, 2.3 out, 6 in GB/s" in result.out
     assert result.err == ""
 
 
