@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from stage import Stage, daemon, job_command
+from stage import Skipped, Stage, daemon, job_command
 
 LIMIT = 1.01
 
@@ -50,3 +50,22 @@ def _tell(stage: Stage, found: dict[str, list[dict[str, float]]], rounds: int) -
 def _ratio(found: dict[str, list[dict[str, float]]], way: str, which: str = "median_s") -> float:
     pairs = zip(found[way], found["without"], strict=True)
     return statistics.median(a[which] / b[which] for a, b in pairs)
+
+
+def calls(stage: Stage) -> None:
+    """Time single calls of PyTorch without the library and under each pager."""
+    if stage.emulated:
+        raise Skipped("it needs the CUDA runtime")
+    command = job_command("calls", rounds=50)
+    found: dict[str, dict[str, float]] = {}
+    with daemon(stage, 30.0) as one:
+        for way in WAYS:
+            bare = way in ("without", "control")
+            program = stage.spawn(command) if bare else one.run("gate", command, way)
+            try:
+                found[way] = program.finish(stage.left_s)["calls"]
+            finally:
+                program.end()
+    for name in found["without"]:
+        microseconds = {way: round(found[way][name] * 1e6, 3) for way in WAYS}
+        stage.row(name, microseconds["checkpoint"], unit="µs", **microseconds)

@@ -7,6 +7,7 @@
     job.py add|matmul --side N --rounds N                   nvshare's published test programs
     job.py train  --rounds N                                a training loop; prints its losses
     job.py steps|launches --rounds N                        many small launches: what a gate costs
+    job.py calls  --rounds N                                PyTorch's calls, each timed by itself
 
 The program prints JSON lines; the last one has the result. A round ends with a small copy to the
 host, as a training loop's ``loss.item()`` does, not with a bare synchronise, which kills a program
@@ -218,6 +219,36 @@ def _timed(step: Callable[[], object], rounds: int) -> dict[str, Any]:
     }
 
 
+def calls(rounds: int) -> dict[str, Any]:
+    """Time PyTorch's calls one kind at a time: the median of ``rounds`` runs of each, in seconds a
+    call. Launches run ahead of the GPU, so their run is short and a wait follows, untimed."""
+    import torch
+
+    small, large = torch.zeros(64, device="cuda"), torch.zeros(1 << 24, device="cuda")
+    host, event = torch.zeros(1 << 14), torch.cuda.Event()
+    room = torch.zeros(1 << 14, device="cuda")
+    kinds: dict[str, Callable[[], object]] = {
+        "launch": lambda: small.add_(1),
+        "launch over 64 MiB": lambda: large.add_(1),
+        "item": small[0].item,
+        "copy in": lambda: room.copy_(host),
+        "event record": event.record,
+        "event query": event.query,
+        "synchronise": torch.cuda.synchronize,
+    }
+    found = {}
+    for name, call in kinds.items():
+        runs = []
+        for _ in range(rounds):
+            began_s = time.perf_counter()
+            for _ in range(100):
+                call()
+            runs.append((time.perf_counter() - began_s) / 100)
+            torch.cuda.synchronize()
+        found[name] = statistics.median(runs)
+    return {"calls": found}
+
+
 class Turns:
     """Leases, taken as by a notebook's cells; without ``--kiwi``, no leases."""
 
@@ -319,8 +350,9 @@ def ballast(args: argparse.Namespace) -> dict[str, Any]:
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     if args.kind in ("hold", "ballast"):
         return {"hold": hold, "ballast": ballast}[args.kind](args)
-    if args.kind in ("train", "steps", "launches"):
-        return {"train": train, "steps": steps, "launches": launches}[args.kind](args.rounds)
+    loops = {"train": train, "steps": steps, "launches": launches, "calls": calls}
+    if args.kind in loops:
+        return loops[args.kind](args.rounds)
     if args.kind in ("add", "matmul"):
         return work(lambda _size: Loop(args.kind, args.side), args)
     make = DriverWork if args.kind == "driver" else TorchWork
@@ -328,7 +360,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 KINDS = (
-    "driver", "torch", "add", "matmul", "train", "steps", "launches", "hold", "ballast",
+    "driver", "torch", "add", "matmul", "train", "steps", "launches", "calls", "hold", "ballast",
 )  # fmt: skip
 
 

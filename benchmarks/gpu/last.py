@@ -130,7 +130,7 @@ def killed(stage: Stage) -> None:
         ballast(stage, size, stack)
         command = job_command("driver", bytes=size, rounds=30 if stage.emulated else 8000)
         alone = stage.run(command)["digest"]
-        for pager in PAGERS:
+        for pager in reversed(PAGERS):  # the default one first
             for victim in ("daemon", "program"):
                 name = f"{victim} killed, {pager}"
                 with stage.attempt(name):

@@ -25,7 +25,11 @@ FIRST = (
     ),
     Part(
         "suspensions", "suspensions:run",
-        "Do suspensions by both pagers leave the results as they are?", 40, 330,
+        "Do suspensions by the default pager leave the results as they are?", 40, 170,
+    ),
+    Part(
+        "suspensions_inprocess", "suspensions:run_inprocess",
+        "Do suspensions by the in-process pager leave the results as they are?", 40, 170,
     ),
 )  # fmt: skip
 """Safe parts, which can harm only the processes made for them."""
@@ -34,6 +38,7 @@ SECOND = (
     # This part writes its answers only at its end: it must not be cut off.
     Part("bench", "paging:bench", "What does kiwi bench measure here?", 125, 140),
     Part("gate", "gate:run", "What does the gate cost a training loop?", 35, 130, ("torch",)),
+    Part("gate_calls", "gate:calls", "What does the gate cost a single call?", 25, 60, ("torch",)),
     Part(
         "not_fitting", "pairs:not_fitting",
         "Two jobs that do not fit: sharing, against one after the other.", 60, 300,
@@ -45,15 +50,19 @@ SECOND = (
 THIRD = (
     Part(
         "notebooks", "real_notebooks:run",
-        "Do real notebooks share, and how long is Shift+Enter to the first kernel?", 40, 130,
+        "Do real notebooks that do not fit share, with every byte kept?", 40, 90,
+    ),
+    Part(
+        "shift_enter", "real_notebooks:run_shift_enter",
+        "How long is Shift+Enter to the first kernel of a notebook that is out?", 40, 90,
     ),
     Part(
         "paging", "paging:run",
-        "How fast does memory go out and come in, as a share of a pinned copy?", 25, 100,
+        "How fast does memory go out and come in, as a share of a pinned copy?", 25, 80,
     ),
     Part(
         "loops", "loops:run",
-        "Add and matmul loops of a foreign kind: alone, under the gate, shared.", 30, 140,
+        "Add and matmul loops of a foreign kind: alone, under the gate, shared.", 30, 120,
     ),
     Part(
         "full", "last:full",

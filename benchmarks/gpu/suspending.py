@@ -30,8 +30,8 @@ REFUSALS_MAX = 5
 READY_S = 60.0
 ENDS_S = 15.0
 """Time limit of the last digest of a job, which hashes all that the job holds."""
-TQ_S = 0.3
-"""Short, but long enough to set up a job in a minute beside two others."""
+SET_UP_TQ_S, TQ_S = 5.0, 0.3
+"""Quantum while the jobs set up, one after the other, and afterwards."""
 SHORT_TURNS = ("--anti-thrash", "always", "--policy", "round-robin", "--swap-floor", "0")
 LATE_S = 3.0
 """Time limit for a program that is probably held, and for a call that is past its own limit."""
@@ -203,7 +203,7 @@ def under_a_daemon(stage: Stage, kinds: Sequence[str], seconds: float, way: Way)
     hog = stage.spawn([sys.executable, str(HERE / "manners_target.py"), f"--hog={leave}"])
     try:
         hog.line(within(stage, START_S))
-        with daemon(stage, TQ_S, *SHORT_TURNS) as one:
+        with daemon(stage, SET_UP_TQ_S, *SHORT_TURNS) as one:
             programs = [
                 one.run(job.name, command(job.kind, size, f"--pace={PACE_S}"), way.pager)
                 for job in jobs
@@ -230,6 +230,7 @@ def _take_turns(
             program.line(ready_by_s - time.monotonic())
         except (TimeoutError, RuntimeError) as error:
             job.trouble = f"it did not come up: {error}"
+    one.set(f"tq={TQ_S}")
     while time.monotonic() < ends_s and any(job.count < job.wanted for job in jobs):
         time.sleep(0.25)
         _look(one, jobs)

@@ -1,4 +1,4 @@
-"""A part of run_all.py: whether results are the same, to the last bit, after suspensions.
+"""Parts of run_all.py: whether results are the same, to the last bit, after suspensions.
 
 Rows: ``checkpoint.KIND`` (``kiwi run``: the driver's checkpoint behind the gate) and
 ``inprocess.KIND`` (``kiwi run --pager inprocess``), each taking turns under a daemon.
@@ -39,25 +39,32 @@ WAYS = {
 """What the pagers are given. Each job fits the rest of the GPU, its context of 0.6 GiB and the
 memory that its library keeps free included (JAX takes up to four times what it needs); the jobs
 together do not."""
-SHARES, MOST_S = {"checkpoint": 0.5, "inprocess": 0.4}, {"checkpoint": 100.0, "inprocess": 60.0}
-"""Share of the remaining time, and the most time, that each pager gets. The undisturbed run, which
-does the same rounds without pauses, gets what remains."""
+SHARE, MOST_S = 0.7, 110.0
+"""Share of the remaining time for the turns, and the most time. The undisturbed run, which does the
+same rounds without pauses, gets what remains."""
 DANGEROUS_S, DANGEROUS_COUNT = 20.0, 20
 
 Found = dict[str, list[Suspended]]
 
 
 def run(stage: Stage) -> None:
-    kinds = _kinds(stage)
+    _in_turns(stage, "checkpoint")
+
+
+def run_inprocess(stage: Stage) -> None:
+    _in_turns(stage, "inprocess")
+
+
+def _in_turns(stage: Stage, pager: str) -> None:
+    kinds = _kinds(stage, pager)
     if not kinds:
         return
     found: Found = {}
-    for pager, way in WAYS.items():
-        with stage.attempt(pager):
-            seconds = min(MOST_S[pager], stage.left_s * SHARES[pager])
-            found[pager] = under_a_daemon(stage, kinds, seconds, way)
-            for job in found[pager]:
-                _tell(stage, pager, job)
+    with stage.attempt(pager):
+        seconds = min(MOST_S, stage.left_s * SHARE)
+        found[pager] = under_a_daemon(stage, kinds, seconds, WAYS[pager])
+        for job in found[pager]:
+            _tell(stage, pager, job)
     with stage.attempt("undisturbed"):
         _compare(stage, found)
 
@@ -65,7 +72,7 @@ def run(stage: Stage) -> None:
 def run_dangerous(stage: Stage) -> None:
     """Suspend jobs from outside that have no gate: loops as they are, then loops that wait for the
     GPU by a bare synchronise."""
-    kinds = ["driver"] if stage.emulated else ["driver", *_kinds(stage)]
+    kinds = ["driver"] if stage.emulated else ["driver", *_kinds(stage, "bare")]
     for name, words in (("bare", ()), ("synchronise", ("--synchronise",))):
         with stage.attempt(name):
             _outside(stage, name, kinds, words)
@@ -83,19 +90,19 @@ def _outside(stage: Stage, name: str, kinds: list[str], words: tuple[str, ...]) 
         stage.row(f"{name}.{one.job.kind}", ended, **one.job.figures())
 
 
-def _kinds(stage: Stage) -> list[str]:
+def _kinds(stage: Stage, name: str) -> list[str]:
+    """Return the kinds of jobs that can run here, with a row ``name.KIND`` for each that cannot."""
     if stage.emulated:
-        _left_out(stage, LIBRARIES, "needs the CUDA runtime")
+        _left_out(stage, name, LIBRARIES, "needs the CUDA runtime")
         return ["driver"]
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    _left_out(stage, missing, "is not installed")
-    return [name for name in LIBRARIES if name not in missing] or ["driver"]
+    missing = [kind for kind in LIBRARIES if importlib.util.find_spec(kind) is None]
+    _left_out(stage, name, missing, "is not installed")
+    return [kind for kind in LIBRARIES if kind not in missing] or ["driver"]
 
 
-def _left_out(stage: Stage, kinds: Any, why: str) -> None:
+def _left_out(stage: Stage, name: str, kinds: Any, why: str) -> None:
     for kind in kinds:
-        for pager in ("checkpoint", "inprocess"):
-            stage.row(f"{pager}.{kind}", f"left out: {kind} {why}")
+        stage.row(f"{name}.{kind}", f"left out: {kind} {why}")
 
 
 # --- rows ---------------------------------------------------------------------------------------
