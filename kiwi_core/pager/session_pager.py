@@ -80,6 +80,8 @@ class SessionPager:
         return await self._run(target, deadline_ns, self._checkpoint.resume, LinkedOperation.resume)
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        if (refused := await self._refusal_for_ram(target)) is not None:
+            return refused
         by_driver, with_libraries = self._checkpoint.page_out, LinkedOperation.page_out
         outcome = await self._with_stopped_continued(
             target, lambda: self._run(target, deadline_ns, by_driver, with_libraries)
@@ -151,6 +153,19 @@ class SessionPager:
             and link.ref not in target.left_out
             and processes.alive(link.ref)
         ]
+
+    async def _refusal_for_ram(self, target: Target) -> Refused | None:
+        """Return a refusal if RAM cannot take the session's memory, found out before its gates are
+        shut or a stopped process goes on: a program with too little RAM is tried again and again.
+        A library that owns memory has RAM in reserve and finds out by itself."""
+        if any(link.owns for link in self._links.of(target.session)):
+            return None
+        if self.why_stopped(target) not in ("", BY_SIGNAL):
+            return None  # that is the reason, whatever RAM there is
+        try:
+            return await self._checkpoint.refusal_for_ram(target)
+        except GpuError:
+            return None  # the page-out meets the same, and says so
 
     async def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
         by_driver = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)

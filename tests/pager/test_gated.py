@@ -95,6 +95,17 @@ def test_one_whose_gate_cannot_be_shut_is_not_touched(world: GatedWorld) -> None
     moved(world.pager.page_in(session.target, soon_ns()))
 
 
+def test_what_ram_cannot_take_is_not_disturbed(world: GatedWorld) -> None:
+    """It is tried again and again, while it computes."""
+    pager = world.new_pager()
+    parts = "dataclasses.replace(checkpoint._parts, host_available_bytes=lambda pids: 3 << 20)"
+    pager.worker.do(f"checkpoint._parts = {parts}")
+    session = world.start(4 * MIB)
+    answer = refused(pager.page_out(session.target, soon_ns()), Reason.NO_HOST_MEMORY)
+    assert "3 MiB left for it" in answer.detail
+    assert session.get("library.orders") == []
+
+
 @pytest.mark.parametrize("operation", ["lock", "checkpoint"])
 def test_what_the_driver_refuses_opens_the_gate_again(world: GatedWorld, operation: str) -> None:
     session = world.start(4 * MIB)

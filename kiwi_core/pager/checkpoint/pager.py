@@ -21,7 +21,7 @@ from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
 from kiwi_core.pager.checkpoint.stopped import has_driver, why_stopped
 from kiwi_core.pager.checkpoint.survey import Survey, UsageMeter
-from kiwi_core.pager.checkpoint.transaction import Transaction
+from kiwi_core.pager.checkpoint.transaction import Transaction, refusal_for_ram
 from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 from kiwi_core.states import Residency
 
@@ -157,6 +157,13 @@ class CheckpointPager:
     def using(self, target: Target) -> list[ProcessRef]:
         """Return the processes of the session that may use the driver."""
         return [ref for ref in self._survey.refs(target) if has_driver(ref)]
+
+    async def refusal_for_ram(self, target: Target) -> Refused | None:
+        """Return a refusal if RAM cannot take what NVML says that the session has in the GPU.
+        Raises ``GpuError`` as ``observe`` does."""
+        usage = await self._parts.gpu.bytes_by_pid()
+        pids = [ref.pid for ref in self._survey.refs(target) if ref.pid in usage]
+        return refusal_for_ram(self._parts, pids, sum(usage[pid] for pid in pids))
 
     def refusal_of_stopped(self, target: Target) -> Refused | None:
         """Return a refusal if a process of the session does not run: the driver would not answer

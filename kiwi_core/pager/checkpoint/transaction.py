@@ -127,18 +127,8 @@ class Transaction:
                 detail = f"Process {pid} uses {gpu} too; Kiwi moves processes of one GPU only."
                 raise Stop(Refused(Reason.UNSUPPORTED, detail))
         need_bytes = await self._need_bytes(still_in, usage)
-        available_bytes = self._parts.host_available_bytes(pids)
-        if need_bytes and available_bytes < need_bytes:
-            detail = (
-                f"{format_bytes(need_bytes)} would have to go to system RAM, which has "
-                f"{format_bytes(available_bytes)} left for it."
-            )
-            reason = Reason.NO_HOST_MEMORY
-            if lacking := host.own_shortage(pids, need_bytes):
-                reason = Reason.NO_JOB_MEMORY
-            if lacking := lacking or host.shortage(pids, need_bytes):
-                detail += f" In its control group, {lacking}."
-            raise Stop(Refused(reason, detail))
+        if (refused := refusal_for_ram(self._parts, pids, need_bytes)) is not None:
+            raise Stop(refused)
 
     async def _need_bytes(self, refs: list[ProcessRef], usage: dict[int, int]) -> int:
         """Return the bytes of ``refs`` in the GPU. Where NVML cannot name its users (a PID
@@ -217,3 +207,21 @@ class Transaction:
 
     def _moved(self, moved_bytes: int) -> Moved:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+
+
+def refusal_for_ram(parts: Parts, pids: list[int], need_bytes: int) -> Refused | None:
+    """Return the refusal to page out ``need_bytes`` of the processes ``pids`` if system RAM, or a
+    control group, cannot take that."""
+    available_bytes = parts.host_available_bytes(pids)
+    if not need_bytes or available_bytes >= need_bytes:
+        return None
+    detail = (
+        f"{format_bytes(need_bytes)} would have to go to system RAM, which has "
+        f"{format_bytes(available_bytes)} left for it."
+    )
+    reason = Reason.NO_HOST_MEMORY
+    if lacking := host.own_shortage(pids, need_bytes):
+        reason = Reason.NO_JOB_MEMORY
+    if lacking := lacking or host.shortage(pids, need_bytes):
+        detail += f" In its control group, {lacking}."
+    return Refused(reason, detail)
