@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched.model.cramped import Cramped
 from kiwi_core.sched.model.failures import Failures
 from kiwi_core.sched.model.history import Record
-from kiwi_core.sched.model.memory import Memory
+from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED, Memory
 from kiwi_core.sched.model.needs import Needs
 from kiwi_core.sched.model.program import Program
 from kiwi_core.sched.model.turn import QUEUED, RUNNING, Turn
-from kiwi_core.states import NOT_FREE
+from kiwi_core.states import NOT_FREE, Notice
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.stories import Story
@@ -66,6 +66,14 @@ class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
         """Return how long its present turn has lasted; 0 unless it holds the lease."""
         holds = self.want is RUNNING or self.turn_ending
         return now_ns - self.granted_ns if holds else 0
+
+    def may_not_come_yet(self, now_ns: int) -> bool:
+        """Return whether an attempt to bring it in or to let it go was refused so lately that none
+        is made now. A refused page-out does not keep a suspended session from going on: it is tried
+        again and again while others wait, and meanwhile nobody would run."""
+        if self.residency is RESIDENT or self.backoff_until_ns <= now_ns:
+            return False
+        return self.residency is not SUSPENDED or self.problem is not Notice.PAGE_OUT_REFUSED
 
     @property
     def only_recorded(self) -> bool:

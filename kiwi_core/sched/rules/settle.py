@@ -82,9 +82,10 @@ def _tend_misplaced(st: State) -> None:
     """Resume sessions that are held without need, and suspend those that run though they were
     stopped (a restore that had hung has succeeded after all)."""
     for session in tuple(st.misplaced.values()):
-        if session.backoff_until_ns > st.now_ns:
+        held = session.residency is SUSPENDED
+        if session.may_not_come_yet(st.now_ns) if held else session.backoff_until_ns > st.now_ns:
             st.wake_at(session.backoff_until_ns)
-        elif session.residency is SUSPENDED:
+        elif held:
             orders.resume(st, session, _why_resume(session))
         else:
             orders.suspend(st, session, "it is not its turn")

@@ -75,7 +75,7 @@ def _advance(st: State, waiter: Session) -> QueueStep:
     if waiter.stopped:
         waiter.block(Notice.STOPPED, waiter.stopped)
         return GO_ON
-    if waiter.backoff_until_ns > st.now_ns and waiter.residency is not RESIDENT:
+    if waiter.may_not_come_yet(st.now_ns):
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
         waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
