@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from lab import running_lab
 from notebooks import Notebook, finish_all
-from surfaces import SLACK_S, agree, watching
+from surfaces import QUIET_S, SLACK_S, agree, unchanged, watching
 
 from kiwi_core.states import SessionState
 from kiwi_core.units import ordinal
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 MOMENTS: Final = int(os.environ.get("KIWI_TRUTH_MOMENTS", "3"))
-QUIET_S: Final = 1.6
-"""The daemon sends news once a second: after this time every surface has the last change."""
 
 
 @dataclass
@@ -48,6 +46,12 @@ class Moment:
     rest: dict[str, Any]
     lines: dict[str, str]
     """The lines below the cells, by notebook."""
+    took_s: float
+    """The time between the first question and the last."""
+
+    @property
+    def slack_s(self) -> float:
+        return max(SLACK_S, self.took_s)
 
     def check(self, notebooks: dict[str, Notebook]) -> None:
         status = self.status
@@ -62,7 +66,8 @@ class Moment:
                 assert session.state in (SessionState.RUNNING, SessionState.PAGING_OUT)
                 said = re.search(rf"{session.name} \(\w+\)(?:, (.+))?$", self._fact("holder"), re.M)
                 assert said, self.text
-                assert agree(said[1] or "", turn_words(status, session)), (said[1], session)
+                told = turn_words(status, session)
+                assert agree(said[1] or "", told, self.slack_s), (said[1], session)
                 assert self.lines[names[session.id]] == "", "a holder's cell says no wait"
         if not status.queue:
             assert "nobody waits" in self._fact("queue")
@@ -72,12 +77,12 @@ class Moment:
         told = wait_words(entry)
         assert (shown["position"], shown["blocked"]) == (entry.position, entry.blocked)
         if entry.expected_high_s is not None:
-            assert abs(shown["expected_high_s"] - entry.expected_high_s) <= SLACK_S
+            assert abs(shown["expected_high_s"] - entry.expected_high_s) <= self.slack_s
         queued = re.search(rf"{entry.position}\. {name}.ipynb \(\w+\): (.+) \(has", self.text)
         assert queued, self.text
-        assert agree(queued[1], told), (queued[1], told)
+        assert agree(queued[1], told, self.slack_s), (queued[1], told)
         line = self.lines[name]
-        assert agree(line, told), (line, told)
+        assert agree(line, told, self.slack_s), (line, told)
         state = next(s.state for s in self.status.sessions if s.id == entry.session)
         suspended = line.startswith("Suspended in mid-cell")
         assert suspended == (state is SessionState.SUSPENDED), (line, state)
@@ -93,7 +98,7 @@ class Moment:
             if entry.expected_low_s is None or not left_s or None in left_s:
                 continue
             swap_s = self.status.scheduler.swap_round_trip_s or 0.0
-            assert entry.expected_low_s <= max(map(float, left_s)) + 2 * swap_s + SLACK_S  # type: ignore[arg-type]
+            assert entry.expected_low_s <= max(map(float, left_s)) + 2 * swap_s + self.slack_s  # type: ignore[arg-type]
 
     def _fact(self, name: str) -> str:
         """Return the lines of ``kiwi status`` that begin with ``name``."""
@@ -112,17 +117,17 @@ class Crowd:
 
     def moment(self) -> Moment | None:
         """Read all surfaces; return ``None`` if something changed meanwhile."""
-        serial = self.daemon.status().history_serial
+        first = self.daemon.status()
         self._pump_for(QUIET_S)
-        before = self.daemon.status()
+        before, began_s = self.daemon.status(), time.monotonic()
         rest = self.lab.rest("GET", "kiwi/api/status?history_s=0")["gpus"]
         text = self.kiwi(self.daemon, "status").out
         self._pump_for(0.0)
         after = self.daemon.status()
-        if not serial == before.history_serial == after.history_serial or _moves(before, after):
+        if not unchanged(first, before, after):
             return None
         lines = {name: (["", *cell.displays()])[-1] for name, cell in self.cells.items()}
-        return Moment(before, text, rest[0], lines)
+        return Moment(before, text, rest[0], lines, time.monotonic() - began_s)
 
     def _pump_for(self, seconds: float) -> None:
         ends_at_s = time.monotonic() + seconds
@@ -131,10 +136,6 @@ class Crowd:
                 notebook.kernel.pump(0.01)
             if time.monotonic() >= ends_at_s:
                 return
-
-
-def _moves(*both: GpuStatus) -> bool:
-    return any(s.state is SessionState.PAGING_OUT for one in both for s in one.sessions)
 
 
 @pytest.mark.parametrize(

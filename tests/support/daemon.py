@@ -70,6 +70,8 @@ class Daemon:
 
     def start(self) -> None:
         """Start the daemon and wait until all its sockets answer."""
+        if "--emulate" in self.which():
+            emulator.build()  # The daemon would compile it, and be late on a busy machine.
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "kiwi_core.cli", "daemon", *self.which(), "--socket-dir",
@@ -88,7 +90,10 @@ class Daemon:
         return sum(1 for _ in emulator.parse_gpus(self.sizes))
 
     def wait_ready(self) -> None:
-        wait_until(self._ready, f"daemon ready; its log:\n{self.log()}")
+        try:
+            wait_until(self._ready, "daemon ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its log:\n{self.log()}") from None
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
@@ -207,7 +212,8 @@ class Daemon:
         return [
             decode_line(line)
             for path in [p for p in numbered if p.exists()] + [current]
-            for line in path.read_bytes().splitlines()
+            # Without the line that the daemon may be writing at this moment.
+            for line in path.read_bytes().rpartition(b"\n")[0].splitlines()
         ]
 
     def _ready(self) -> bool:

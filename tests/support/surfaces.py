@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import KiwiError
+from kiwi_core.states import SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
     from kiwi_core.wire.status import GpuStatus, QueueEntry
 
 SLACK_S: Final = 4.0
-"""Tolerance between two surfaces: the time between the first and the last question."""
+"""Tolerance between two surfaces: the time between the first and the last question, which takes
+longer on a busy machine."""
 
 COARSE: Final = 0.3
 """Tolerance for the rounding of ranges, at most."""
+
+QUIET_S: Final = 1.6
+"""The daemon sends news once a second: after this time every surface has the last change."""
 
 SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -36,12 +41,32 @@ def seconds_of(words: str) -> float | None:
     return max(float(number) * SECONDS[unit] for number, unit in found) if found else None
 
 
-def agree(one: str, other: str) -> bool:
+def agree(one: str, other: str, slack_s: float = SLACK_S) -> bool:
     """Return whether two surfaces name the same figure, or both none."""
     first, second = seconds_of(one), seconds_of(other)
     if first is None or second is None:
         return first is second
-    return abs(first - second) <= SLACK_S + COARSE * max(first, second)
+    return abs(first - second) <= slack_s + COARSE * max(first, second)
+
+
+def unchanged(*statuses: GpuStatus) -> bool:
+    """Return whether nothing but figures differs between ``statuses``, and no memory goes out."""
+    moves = any(s.state is SessionState.PAGING_OUT for one in statuses for s in one.sessions)
+    return not moves and len(set(map(_standing, statuses))) == 1
+
+
+def _standing(status: GpuStatus) -> object:
+    """Return what surfaces say besides figures. The history does not have all of it: not what holds
+    a waiter up, nor whether there is a forecast."""
+    queue = [
+        (e.session, e.position, e.blocked, e.kept_out, e.expected_wait_s is None)
+        for e in status.queue
+    ]
+    sessions = [
+        (s.id, s.state, s.guarded, s.problem, s.time_left_s and s.time_left_s > 0)
+        for s in status.sessions
+    ]
+    return status.history_serial, tuple(status.holders), tuple(queue), tuple(sessions)
 
 
 def may_fall_s(before_s: float, passed_s: float) -> float:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(400)
+"""Each starts Python many times, from sources that have no byte code yet."""
+
 PAGE = ROOT / "docs/extending.md"
 COPIED = ("docs", "kiwi_core", "kiwi_jupyter", "labextension/schema",
           "labextension/src", "packaging", "tests/support",
