@@ -28,7 +28,7 @@ class _Rate:
 GUESS_OUT_NS_PER_BYTE: Final = 1 / 2
 GUESS_IN_NS_PER_BYTE: Final = 1 / 4
 """2 GB/s out and 4 GB/s in, used in the waits shown to users before the first measurement. An H200
-with driver 580.159 moved 3 to 10 GB at 2.0 to 2.3 GB/s out and at 3.5 to 4.9 GB/s in, and 1 GB at
+with driver 580.159 moved 3 to 18 GB at 1.8 to 2.3 GB/s out and at 3.5 to 6.1 GB/s in, and 1 GB at
 2 GB/s each way."""
 
 
