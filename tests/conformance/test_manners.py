@@ -136,6 +136,24 @@ def test_memory_info_while_held(machine, controller, target):
     assert target.get("digest(p, 16 * MIB) == expected")
 
 
+QUESTIONS = {
+    "cuDeviceGetAttribute": "name_of(driver.cuDeviceGetAttribute, 1, 0)",
+    "cuCtxGetCurrent": "name_of(driver.cuCtxGetCurrent)",
+    "cuDevicePrimaryCtxRetain": "name_of(driver.cuDevicePrimaryCtxRetain, 0)",
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_questions_while_held(controller, target, name):
+    """An H200 with driver 580.159 answers them at once, whether the program is in or out."""
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    assert how_it_goes(target, QUESTIONS[name]) == OK
+    controller.do(f"checkpoint_of({target.pid}).checkpoint()")
+    assert how_it_goes(target, QUESTIONS[name]) == OK
+    controller.do(f"resume({target.pid})")
+    assert target.get("digest(p, 16 * MIB) == expected")
+
+
 def test_a_thread_that_is_inside_a_wait_returns_and_then_it_is_locked(controller, target):
     target.do("big = alloc(64 * MIB)")
     target.send(
