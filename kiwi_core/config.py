@@ -74,8 +74,8 @@ class Config:
 
     restore_margin_fixed_bytes: int = 32 * MIB
     """A page-in needs this much free in addition, but at most ``restore_margin_fraction`` of the
-    GPU (this matters on small, emulated GPUs). A process takes more than NVML reports (6 MiB more
-    was seen), and others may grow."""
+    GPU (this matters on small, emulated GPUs), and never more than its page-out left free. A
+    process takes more than NVML reports (5 and 6 MiB more were seen), and others may grow."""
 
     restore_margin_min_bytes: int = 8 * MIB
     """``restore_margin_fixed_bytes`` is never cut below this: the 6 MiB that NVML does not report,

@@ -59,6 +59,7 @@ from kiwi_core.gpu.processes import boot_id
 from kiwi_core.movers.driver_calls import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.checkpoint.room import Beside
 from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.peer_limits import (
     EXPECTED,
@@ -124,6 +125,9 @@ class GpuDaemon:
         self._links.restore(roster)
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
+        )
+        self._pager.import_beside(
+            {ProcessRef(pid, ticks): Beside(*both) for pid, ticks, *both in roster.beside}
         )
         await recover(roster, self._pager, self._registry, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
@@ -379,6 +383,10 @@ class GpuDaemon:
             links=self._links.roster(),
             off=self._links.roster_off(),
             footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
+            beside=[
+                (ref.pid, ref.start_ticks, one.free_bytes, one.hidden_bytes)
+                for ref, one in self._pager.export_beside().items()
+            ],
         )
 
     # --- the machine's RAM ----------------------------------------------------------------------

@@ -34,12 +34,12 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "",
     ),
     Notice.PAGE_OUT_REFUSED: (
-        "The GPU memory of this notebook could not be moved out, so others wait longer.",
+        "The GPU memory of this program could not be moved out, so others wait longer.",
         "",
     ),
     Notice.LITTLE_RAM: (
         (
-            "The job or container of this notebook has too little RAM for its GPU memory to be "
+            "The job or container of this program has too little RAM for its GPU memory to be "
             "moved out, so others wait until it frees GPU memory or ends."
         ),
         "Free GPU memory that is not needed, or start the job again with more RAM.",
@@ -61,7 +61,7 @@ _WORDS: dict[Notice, tuple[str, str]] = {
     ),
     Notice.PAGE_IN_REFUSED: (
         (
-            "The GPU memory of this notebook could not be brought back yet; nothing is lost, and "
+            "The GPU memory of this program could not be brought back yet; nothing is lost, and "
             "Kiwi tries again."
         ),
         "If it stays so, look in `kiwi status` for programs outside Kiwi that use the GPU.",
@@ -81,7 +81,7 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "It also goes on as soon as that notebook ends or frees its memory.",
     ),
     Notice.BLOCKED_OUTSIDE: (
-        "Waiting because programs outside Kiwi hold GPU memory that this notebook needs.",
+        "Waiting because programs outside Kiwi hold GPU memory that this program needs.",
         "`nvidia-smi` shows them; start them with `kiwi run` to let them share fairly.",
     ),
     Notice.BLOCKED_UNGUARDED: (
@@ -100,16 +100,20 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "Whoever suspended it, or an admin, lets it go on.",
     ),
     Notice.STUCK: (
-        "A driver call that moves the GPU memory of this notebook hangs; the others go on.",
+        "A driver call that moves the GPU memory of this program hangs; the others go on.",
         (
             "If it stays so, try `nvidia-smi`. Where that hangs, too, the whole driver does not "
-            "answer, and a restart of this kernel does not help. Otherwise restart this kernel."
+            "answer, and a restart of this program does not help. Otherwise restart it (in a "
+            "notebook: its kernel)."
         ),
     ),
-    Notice.UNSTUCK: ("The driver call that hung came back; this notebook goes on.", ""),
+    Notice.UNSTUCK: ("The driver call that hung came back; this program goes on.", ""),
     Notice.LOST: (
-        "The contents of this notebook's GPU memory are lost.",
-        "Restart this kernel and run its cells again; its files and the other notebooks are safe.",
+        "The contents of this program's GPU memory are lost.",
+        (
+            "Start it again (in a notebook: restart the kernel and run its cells again); its files "
+            "and the other programs are safe."
+        ),
     ),
 }
 
@@ -178,10 +182,10 @@ def unguarded(member: SessionRecord | None) -> str:
 def left_out(why: str) -> tuple[str, str]:
     """Return what to tell a session whose memory a leaving daemon could not page in."""
     text = (
-        "The Kiwi daemon has ended, and the GPU memory of this notebook stays in system RAM, since "
-        f"it could not be brought back ({why}). Nothing is lost, but its GPU cells wait."
+        "The Kiwi daemon has ended, and the GPU memory of this program stays in system RAM, since "
+        f"it could not be brought back ({why}). Nothing is lost, but its calls to the GPU wait."
     )
-    remedy = "Start the daemon again (`kiwi daemon`): this notebook goes on by itself then."
+    remedy = "Start the daemon again (`kiwi daemon`): this program goes on by itself then."
     return text, remedy
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Observation, Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint.pager import CheckpointPager
+    from kiwi_core.pager.checkpoint.room import Beside
     from kiwi_core.pager.linked import LibraryReport, LinkedProcess, LinkedProcesses
     from kiwi_core.units import SessionId
 
@@ -139,6 +140,12 @@ class SessionPager:
         ours = _out_bytes(self._links.everybody())
         rest = {ref: size - ours.get(ref, 0) for ref, size in footprints.items()}
         self._checkpoint.import_footprints({ref: size for ref, size in rest.items() if size > 0})
+
+    def export_beside(self) -> dict[ProcessRef, Beside]:
+        return self._checkpoint.export_beside()
+
+    def import_beside(self, beside: Mapping[ProcessRef, Beside]) -> None:
+        self._checkpoint.import_beside(beside)
 
     # --- inside ---------------------------------------------------------------------------------
 

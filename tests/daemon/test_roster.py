@@ -27,6 +27,7 @@ ROSTER = Roster(
     policy="interactive",
     sessions=[ENTRY],
     footprints=[(4321, 99, 1 << 30)],
+    beside=[(4321, 99, 1 << 20, 6 << 20)],
     off=[(4322, 100, 1000)],
 )
 

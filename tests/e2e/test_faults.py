@@ -160,7 +160,7 @@ def test_programs_outside_kiwi_hold_the_memory(
     a.wait_state("idle")  # its turn is over
     status = kiwi_status(daemon)
     assert "held by programs outside Kiwi" in status
-    assert "Waiting because programs outside Kiwi hold GPU memory that this notebook" in status
+    assert "Waiting because programs outside Kiwi hold GPU memory that this program" in status
     assert "start them with `kiwi run`" in status
     outsider.close()
     b.finish(b_cell)
@@ -210,7 +210,7 @@ def test_driver_calls_that_hang(
         c.wait_state("idle")  # each burst ends with a reading of its memory
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=72)
-    hangs = "A driver call that moves the GPU memory of this notebook hangs; the others go on"
+    hangs = "A driver call that moves the GPU memory of this program hangs; the others go on"
 
     # A is idle and has to go out for B, but its page-out hangs.
     faults.set("hang", pid=a.pid, operation="checkpoint")
@@ -303,13 +303,13 @@ def test_contents_that_are_lost(
     emulator.faults(daemon.state_path).set("restore_fail", pid=a.pid)
     cell = a.run(gpu_cells.INTACT)
     assert (cell.error, cell.text) == ("GpuMemoryLost", "")
-    words = "The contents of this notebook's GPU memory are lost"
+    words = "The contents of this program's GPU memory are lost"
     assert words in cell.stream("stderr")
     assert "Restart this kernel" in cell.traceback
     assert a.state == "lost"
     status = kiwi_status(daemon)
     assert words in status
-    assert "Restart this kernel" in status
+    assert "restart the kernel" in status
     shown = a.check("%kiwi status").result
     assert shown is not None
     assert words in shown

@@ -45,6 +45,8 @@ class Machine:
         self.outside = 0
         self.nameless = 0
         """Bytes that are used in the GPU without a process in NVML's list."""
+        self.hidden = 0
+        """Bytes that each process has in the GPU beyond those that NVML reports for it."""
         self.claims: list[Sequence[int]] = []
         self.names = True
         self.states = dict.fromkeys(self.sizes, RUNNING)
@@ -71,6 +73,7 @@ class Machine:
 
     async def restore(self, pid: int, within_s: float) -> None:
         self._move("restore", pid)
+        assert await self.free_bytes() >= 0, "on a GPU this restore fails, for good"
 
     async def unlock(self, pid: int) -> None:
         self._move("unlock", pid)
@@ -95,7 +98,9 @@ class Machine:
 
     async def free_bytes(self) -> int:
         self._check_nvml()
-        return self.total - self.outside - self.nameless - sum(self._resident().values())
+        resident = self._resident()
+        sessions = sum(resident.values()) + self.hidden * len(resident)
+        return self.total - self.outside - self.nameless - sessions
 
     def total_bytes(self) -> int:
         return self.total

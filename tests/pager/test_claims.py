@@ -34,10 +34,10 @@ class Stage:
     """One program as a session, one outside Kiwi, and a pager. ``after_a_look`` runs after the
     pager has read the free memory. ``calls`` holds the names of the workers' calls."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, context_bytes: int = 2 * MIB) -> None:
         libraries = emulator.build()
         emulator.create_state(path, emulator.parse_gpus("1x64MiB"))
-        emulator.set_context_bytes(path, 2 * MIB)
+        emulator.set_context_bytes(path, context_bytes)
         self.environment = emulator.environment(path, libraries)
         self.path = path
         self.loop = Loop()
@@ -79,6 +79,11 @@ class Stage:
     def take(self, mib: int) -> None:
         self.outsider.do(f"q = alloc({mib * MIB})")
 
+    def take_the_rest(self) -> None:
+        self.outsider.do("rest = alloc(ck(driver.cuMemGetInfo())[0])")
+        gpu = emulator.books(self.path).gpus[0]
+        assert gpu.total_bytes - gpu.used_bytes < MIB
+
     def out(self) -> None:
         assert isinstance(self.pager.page_out(self.target, soon_ns()), Moved)
         self.calls.clear()
@@ -105,6 +110,17 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made.close()
 
 
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Stage]:
+    """A program outside Kiwi has left to the session what that has, to the last MiB. Contexts are
+    so large that NVML does not report all of them, as on a real GPU."""
+    made = Stage(tmp_path / "gpus", 8 * MIB)
+    made.outsider.do("init()")
+    made.take_the_rest()
+    yield made
+    made.close()
+
+
 def test_who_grabs_memory_after_the_look_costs_a_wait_and_not_the_contents(stage: Stage) -> None:
     stage.outsider.do("init()")
     stage.out()
@@ -124,6 +140,43 @@ def test_who_grabs_memory_after_the_look_costs_a_wait_and_not_the_contents(stage
     outcome = stage.back()
     assert isinstance(outcome, Moved), outcome
     assert stage.program.digest() == stage.contents
+
+
+def test_a_session_that_filled_what_others_left_comes_back(full: Stage) -> None:
+    """The context of a claim would need some of the room."""
+    before = emulator.books(full.path).gpus[0].used_bytes
+    for _ in range(2):
+        full.out()
+        outcome = full.back()
+        assert isinstance(outcome, Moved), outcome
+    assert full.program.digest() == full.contents
+    assert emulator.books(full.path).gpus[0].used_bytes == before
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_it_does_not_come_back_into_less_than_it_left(full: Stage, late: bool) -> None:
+    """``late``: the other program takes a MiB after the pager's look at the free memory."""
+    full.out()
+    looks = []
+
+    def grab() -> None:
+        looks.append(late)
+        if len(looks) == 1:
+            full.take(1)
+
+    if late:
+        full.after_a_look = grab
+    else:
+        full.take(1)
+    outcome = full.back()
+    assert isinstance(outcome, Refused), outcome
+    assert outcome.reason is Reason.NO_ROOM
+    assert ("claimed_restore" in full.calls) is late
+    assert "restore" not in full.calls
+    full.outsider.do("free(q)")
+    outcome = full.back()
+    assert isinstance(outcome, Moved), outcome
+    assert full.program.digest() == full.contents
 
 
 def test_what_was_claimed_is_given_back(stage: Stage) -> None:

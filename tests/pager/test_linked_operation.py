@@ -329,14 +329,7 @@ def test_nobody_waits_long_for_what_others_left_in_the_gpu(world: LinkedWorld, k
     outcome = world.pager.page_in(target, soon_ns())
     assert time.monotonic() - began_s < patience_s / 2
     assert world.state(other.pid) == "CHECKPOINTED"
-    if kind == "linked":
-        moved(outcome)
-        return
-    # Beside a program outside Kiwi, the driver restores only into claimed room. The claim needs a
-    # context and a margin, for which there is no room.
-    refused(outcome, Reason.NO_ROOM)
-    world.hold_outside(free_bytes=world.memory_bytes)
-    moved(world.pager.page_in(target, soon_ns()))
+    moved(outcome)
 
 
 # --- links that do not answer --------------------------------------------------------------------

@@ -82,7 +82,8 @@ class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
     """``footprints``: ``[pid, start_ticks, bytes]`` of each process that is paged out or about to
-    be, with its GPU memory, which the driver does not tell afterwards. ``off``: ``[pid,
+    be, with its GPU memory, which the driver does not tell afterwards. ``beside``: ``[pid,
+    start_ticks, free_bytes, hidden_bytes]`` of each, see ``room.Beside``. ``off``: ``[pid,
     start_ticks, uid]`` of each process with the library whose session has left Kiwi."""
 
     version: int = VERSION
@@ -93,6 +94,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     sessions: list[RosterEntry] = []
     footprints: list[tuple[_Pid, _Count, _Count]] = []
+    beside: list[tuple[_Pid, _Count, _Count, _Count]] = []
     links: list[RosterLink] = []
     off: list[tuple[_Pid, _Count, _Count]] = []
 

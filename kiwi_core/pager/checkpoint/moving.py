@@ -46,14 +46,25 @@ class Moving:
     async def out(self, ref: ProcessRef, size_bytes: int | None) -> None:
         """Move out ``ref``, which is locked. ``size_bytes`` is ``None`` if NVML does not know the
         process (no context yet, or another PID namespace): its footprint is then what gets free."""
-        free_before_bytes = await self._parts.gpu.free_bytes() if size_bytes is None else 0
+        nameless = size_bytes is None
+        before_bytes = await self._free_bytes(needed=nameless)
         try:
             await self._checkpoint(ref)
         except GpuError as error:
             await self._check_out(ref, error)
-        if size_bytes is None:
-            gained_bytes = await self._free_scrubbed_bytes() - free_before_bytes
-            self._parts.footprints.put({ref: max(0, gained_bytes)})
+        after_bytes = await (self._free_scrubbed_bytes() if nameless else self._free_bytes())
+        if before_bytes is not None and after_bytes is not None:
+            gained_bytes = after_bytes - before_bytes
+            self._parts.footprints.gave_back(ref, gained_bytes, named=not nameless)
+
+    async def _free_bytes(self, *, needed: bool = False) -> int | None:
+        """Return the free bytes; ``None`` if they cannot be read and are not ``needed``."""
+        try:
+            return await self._parts.gpu.free_bytes()
+        except GpuError:
+            if needed:
+                raise
+            return None
 
     async def _checkpoint(self, ref: ProcessRef) -> None:
         """Checkpoint, and again if the worker died. Drivers before 13.4 report "locked" while they
@@ -99,7 +110,8 @@ class Moving:
         back: list[ProcessRef] = []
         with self._parts.room.reserved(reservation):
             try:
-                for ref, size_bytes in zip(out, sizes, strict=True):
+                for number, (ref, size_bytes) in enumerate(zip(out, sizes, strict=True)):
+                    reservation.spare_bytes = self._parts.footprints.spare_bytes(out[number:])
                     await self._restore(ref, reservation)
                     reservation.spend(size_bytes)
                     back.append(ref)
@@ -115,10 +127,12 @@ class Moving:
     async def bring_back_alone(self, ref: ProcessRef, members: list[SessionProcess]) -> None:
         """Bring back one process of a session that is over, even if the root has ended."""
         size_bytes = self._parts.footprints.get(ref)
-        reservation = Reservation(size_bytes, self._locking.own_pids(members))
+        spare_bytes = self._parts.footprints.spare_bytes([ref])
+        own_pids = self._locking.own_pids(members)
+        reservation = Reservation(size_bytes, own_pids, spare_bytes=spare_bytes)
         with self._parts.room.reserved(reservation):
             await self._wait_for_room(reservation, lambda: None)
-            await self._call_restore(ref, await self._claims_bytes(ref))
+            await self._call_restore(ref, await self._claims_bytes(ref, reservation))
 
     async def _wait_for_room(
         self, reservation: Reservation, still_wanted: Callable[[], None]
@@ -131,7 +145,7 @@ class Moving:
             raise Stop(earlier)
         await self._wait_for_room(reservation, self._locking.still_wanted)
         free_bytes = await self._parts.gpu.free_bytes()
-        error = await self._try_restore(ref, free_bytes, await self._claims_bytes(ref))
+        error = await self._try_restore(ref, free_bytes, await self._claims_bytes(ref, reservation))
         if error is not None and error.code == MOVER_DIED:
             # As for a checkpoint: the driver may still work on it, and says "checkpointed".
             error = await self._try_restore(ref, free_bytes)
@@ -149,13 +163,15 @@ class Moving:
             raise Stop(await self._lost(ref, error, free_bytes)) from error
         raise Stop(refused) from error
 
-    async def _claims_bytes(self, ref: ProcessRef) -> list[int]:
+    async def _claims_bytes(self, ref: ProcessRef, reservation: Reservation) -> list[int]:
         """Return how much room to claim for ``ref`` (see ``GpuRoom.claims_bytes``). A process of
         unknown size comes back only into a GPU that nobody else uses."""
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is None:
             return []
-        return await self._parts.room.claims_bytes(size_bytes, self._locking.outside)
+        return await self._parts.room.claims_bytes(
+            size_bytes, self._locking.outside, reservation.spare_bytes
+        )
 
     async def _call_restore(self, ref: ProcessRef, claims_bytes: Sequence[int] = ()) -> None:
         if claims_bytes:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
+    from kiwi_core.pager.checkpoint.room import Beside
     from kiwi_core.pager.checkpoint.survey import DeviceUsage, SessionProcess
     from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
 
@@ -199,3 +200,11 @@ class CheckpointPager:
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
         self._footprints.put({r: size for r, size in footprints.items() if processes.alive(r)})
+
+    def export_beside(self) -> dict[ProcessRef, Beside]:
+        """Return what each paged-out process left free, to be stored with its footprint."""
+        return self._footprints.all_beside()
+
+    def import_beside(self, beside: Mapping[ProcessRef, Beside]) -> None:
+        """Restore what an earlier daemon exported."""
+        self._footprints.put_beside({r: one for r, one in beside.items() if processes.alive(r)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.gpu import processes
@@ -29,17 +30,32 @@ _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS
 
 _SETTLES_BYTES: Final = 16 * MIB
-"""The free memory of an idle GPU varies by this much. If NVML cannot name the users, the GPU counts
-as unused if its free memory is within this of the most ever seen. A wait for more could last
-forever."""
+"""The free memory of a GPU varies by this much, so a margin counts on all but this of what was free
+before. If NVML cannot name the users, the GPU counts as unused if its free memory is within this of
+the most ever seen. A wait for more could last forever."""
+
+_HIDDEN_LEAST_BYTES: Final = 5 * MIB
+_HIDDEN_MOST_BYTES: Final = 8 * MIB
+"""A process takes more of the GPU than NVML reports for it: 5 and 6 MiB were seen. What is measured
+is cut to this range, because others may have allocated or freed memory at the same time."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a process left in the GPU when it went out: the bytes that were free just before, beside
+    its whole session, and the bytes that it gives back beyond those that NVML reports for it."""
+
+    free_bytes: int
+    hidden_bytes: int = _HIDDEN_LEAST_BYTES
 
 
 class Footprints:
     """The bytes that each paged-out process takes in the GPU, measured while it was locked and so
-    could not grow. They are kept until its page-in has committed."""
+    could not grow, and what it left free. They are kept until its page-in has committed."""
 
     def __init__(self) -> None:
         self._bytes: dict[ProcessRef, int] = {}
+        self._beside: dict[ProcessRef, Beside] = {}
         self._learnt: dict[ProcessRef, int] = {}
         """The bytes of each process at its last page-out, also if it is back now."""
 
@@ -53,17 +69,46 @@ class Footprints:
         self._bytes.update(sizes)
         self._learnt = {r: n for r, n in self._learnt.items() if processes.alive(r)} | sizes
 
+    def put_beside(self, beside: Mapping[ProcessRef, Beside]) -> None:
+        self._beside.update(beside)
+
+    def gave_back(self, ref: ProcessRef, gained_bytes: int, *, named: bool) -> None:
+        """Record how much free memory the page-out of ``ref`` has brought, which is its footprint
+        if NVML does not name it."""
+        if named:
+            hidden_bytes = max(_HIDDEN_LEAST_BYTES, gained_bytes - self._bytes.get(ref, 0))
+            hidden_bytes = min(hidden_bytes, _HIDDEN_MOST_BYTES)
+        else:
+            self.put({ref: max(0, gained_bytes)})
+            hidden_bytes = 0
+        if (beside := self._beside.get(ref)) is not None:
+            self._beside[ref] = replace(beside, hidden_bytes=hidden_bytes)
+
+    def spare_bytes(self, refs: Collection[ProcessRef]) -> int | None:
+        """Return what ``refs`` left free beside their footprints when they went out; ``None`` if
+        that is not known. If nothing has changed since, it is free now."""
+        left = [self._beside.get(ref) for ref in refs]
+        known = [beside for beside in left if beside is not None]
+        if not known or len(known) < len(left):
+            return None
+        return min(one.free_bytes for one in known) + sum(one.hidden_bytes for one in known)
+
     def drop(self, refs: Collection[ProcessRef]) -> None:
         for ref in refs:
             self._bytes.pop(ref, None)
+            self._beside.pop(ref, None)
 
     def all(self) -> dict[ProcessRef, int]:
         return dict(self._bytes)
+
+    def all_beside(self) -> dict[ProcessRef, Beside]:
+        return dict(self._beside)
 
 
 class Reservation:
     """The bytes that one page-in still has to bring back; ``None``: unknown.
 
+    ``spare_bytes`` is what its page-out left free beside them; ``None``: unknown.
     ``can_fail``: a page-in that fails for lack of room can be repeated, so it needs no margin.
     ``still_moving`` says whether it may still take the room after its operation was given up.
     """
@@ -73,11 +118,13 @@ class Reservation:
         need_bytes: int | None,
         own_pids: Collection[int],
         *,
+        spare_bytes: int | None = None,
         can_fail: bool = False,
         still_moving: Callable[[], bool] = lambda: False,
     ) -> None:
         self.need_bytes = need_bytes
         self.own_pids = set(own_pids)
+        self.spare_bytes = spare_bytes
         self.can_fail = can_fail
         self.still_moving = still_moving
         self.had_bytes = 0
@@ -177,7 +224,7 @@ class GpuRoom:
             alone = self._as_empty_as_ever(now_free_bytes)
         used_bytes = self._gpu.total_bytes() - now_free_bytes
         free_bytes = now_free_bytes - sum(r.to_come_bytes(usage, used_bytes) for r in others)
-        margin_bytes = 0 if reservation.can_fail else self._margin(reservation.need_bytes, alone)
+        margin_bytes = 0 if reservation.can_fail else self._margin_of(reservation, alone)
         if free_bytes >= reservation.need_bytes + margin_bytes:
             return None
         spare = f" and {format_bytes(margin_bytes)} to spare" if margin_bytes else ""
@@ -195,10 +242,14 @@ class GpuRoom:
         )
 
     async def claims_bytes(
-        self, size_bytes: int, outside: Callable[[Collection[int]], Collection[int]]
+        self,
+        size_bytes: int,
+        outside: Callable[[Collection[int]], Collection[int]],
+        spare_bytes: int | None = None,
     ) -> list[int]:
         """Return how much to claim before a restore of ``size_bytes``; the first that can be had
-        will do. Empty: only sessions use the GPU. ``outside`` selects the pids of no session."""
+        will do. Empty: only sessions use the GPU. ``outside`` selects the pids of no session.
+        ``spare_bytes`` as in ``Reservation``."""
         usage = await self._gpu.bytes_by_pid()
         free_bytes = await self._gpu.free_bytes()
         if not await self._gpu.names_users():
@@ -210,7 +261,7 @@ class GpuRoom:
         config = self._config
         more_bytes = self._gpu.total_bytes() // config.restore_claim_share
         more_bytes = min(config.restore_claim_bytes, more_bytes)
-        margin_bytes = self._margin(size_bytes, alone=False)
+        margin_bytes = self._margin(size_bytes, spare_bytes)
         return [size_bytes + max(more_bytes, margin_bytes), size_bytes + margin_bytes]
 
     def _as_empty_as_ever(self, free_bytes: int) -> bool:
@@ -223,9 +274,19 @@ class GpuRoom:
         hidden_bytes = self._config.restore_margin_min_bytes * len(usage)
         return explained_bytes + _SETTLES_BYTES + hidden_bytes < self._most_explained_bytes
 
-    def _margin(self, need_bytes: int, alone: bool) -> int:
-        """Return the margin. With nobody else in the GPU it is at most what an empty GPU has to
-        spare: a session that filled the whole GPU must be able to come back."""
+    def _margin_of(self, reservation: Reservation, alone: bool) -> int:
+        """Return the margin: at most what the page-out left, and, with nobody else in the GPU, at
+        most what an empty GPU has to spare."""
+        need_bytes = reservation.need_bytes or 0
+        spare_bytes = reservation.spare_bytes
+        if alone:
+            empty_bytes = max(0, self._most_free_bytes - need_bytes)
+            spare_bytes = empty_bytes if spare_bytes is None else min(spare_bytes, empty_bytes)
+        return self._margin(need_bytes, spare_bytes)
+
+    def _margin(self, need_bytes: int, spare_bytes: int | None) -> int:
+        """Return the margin, which is never more than ``spare_bytes``: a session that filled the
+        GPU, or what other programs left of it, must be able to come back."""
         config = self._config
         fraction = config.restore_margin_fraction
         fixed_bytes = min(
@@ -233,8 +294,7 @@ class GpuRoom:
         )
         margin_bytes = max(config.restore_margin_min_bytes, fixed_bytes)
         margin_bytes += round(need_bytes * fraction)
-        if not alone:
+        if spare_bytes is None:
             return margin_bytes
-        spare_bytes = max(0, self._most_free_bytes - need_bytes)
         least_bytes = min(config.restore_margin_min_bytes, spare_bytes)
         return min(margin_bytes, max(least_bytes, spare_bytes - _SETTLES_BYTES))

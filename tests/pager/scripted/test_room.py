@@ -6,7 +6,7 @@ import time
 
 import pytest
 from contract import moved, refused, soon_ns
-from scripted_machine import CONFIG, LOOP, OUT, RUNNING, TARGET, Machine
+from scripted_machine import CONFIG, LOOP, OUT, RUNNING, TARGET, Machine, new_pager, out
 
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
@@ -50,6 +50,89 @@ def test_the_margin_counts_beside_others() -> None:
     assert fits(room(machine), Reservation(81 * MIB, []))
     assert not fits(room(machine), Reservation(82 * MIB, []))
     assert fits(room(machine), Reservation(90 * MIB, [99])), "its own other process is no other"
+
+
+@pytest.mark.parametrize("hidden_mib", [5, 6])
+def test_what_filled_all_that_others_left_can_come_back_and_not_into_less(
+    machine: Machine, pager: CheckpointPager, hidden_mib: int
+) -> None:
+    """The 2 processes have 30 MiB by NVML's count, and the program outside has the rest."""
+    machine.hidden = hidden_mib * MIB
+    machine.outside = machine.total - 30 * MIB - 2 * machine.hidden
+    out(machine, pager)
+    machine.outside += 256 * 1024  # a window was opened
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert "restore 2" not in machine.calls
+    assert machine.states == {1: OUT, 2: OUT}
+    machine.outside -= 256 * 1024
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_a_claim_asks_for_no_more_than_was_left_free(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """The other program has started since the GPU was seen empty, and NVML does not name it."""
+    machine.hidden = 6 * MIB
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    machine.nameless = machine.total - 30 * MIB - 2 * machine.hidden
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert [min(claims) for claims in machine.claims] == [18 * MIB, 26 * MIB]
+
+
+@pytest.mark.parametrize(("grows_mib", "fits_again"), [(14, True), (18, False)])
+def test_the_margin_counts_on_all_but_a_little_of_what_was_free(
+    machine: Machine, pager: CheckpointPager, grows_mib: int, fits_again: bool
+) -> None:
+    machine.total = 8 * 1024 * MIB
+    machine.hidden = 6 * MIB
+    machine.outside = machine.total - 30 * MIB - 2 * machine.hidden - 20 * MIB
+    out(machine, pager)
+    machine.outside += grows_mib * MIB
+    outcome = pager.page_in(TARGET, soon_ns())
+    moved(outcome) if fits_again else refused(outcome, Reason.NO_ROOM)
+
+
+def test_who_left_much_free_has_the_usual_margin(machine: Machine, pager: CheckpointPager) -> None:
+    machine.total = 8 * 1024 * MIB
+    machine.outside = machine.total - 200 * MIB
+    out(machine, pager)
+    machine.outside += 200 * MIB - 62 * MIB
+    answer = refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert answer.detail == "It needs 30 MiB of GPU memory and 32.3 MiB to spare; 62 MiB are free."
+
+
+def test_others_that_come_and_go_while_it_goes_out_do_not_count(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """A program outside ends at the same time: not all that got free belongs to the session."""
+    machine.outside = machine.total - 30 * MIB
+
+    def ends() -> int:
+        machine.states[2] = OUT
+        machine.outside -= 40 * MIB
+        return 201
+
+    machine.faults["checkpoint", 2] = [ends]
+    out(machine, pager)
+    machine.outside += 26 * MIB
+    moved(pager.page_in(TARGET, soon_ns()))
+
+
+def test_what_a_session_left_free_outlives_the_daemon(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    machine.hidden = 6 * MIB
+    machine.outside = machine.total - 30 * MIB - 2 * machine.hidden
+    out(machine, pager)
+    successor = new_pager(machine)
+    successor.import_footprints(pager.export_footprints())
+    refused(successor.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    successor.import_beside(pager.export_beside())
+    moved(successor.page_in(TARGET, soon_ns()))
+    assert successor.export_beside() == {}
 
 
 def test_the_margin_grows_with_the_need() -> None:
