@@ -141,11 +141,15 @@ class DaemonConnections:
         return follower is not None and follower.is_alive()
 
     def _forget(self) -> bool:
+        """Forget daemons that are not back. Whether there were any. One that is followed again has
+        only not spoken yet: without its follower, the next scan would start a second one."""
         now = time.time()
         gone = [
             path
             for path, record in self.records.items()
-            if record.gone_at is not None and now - record.gone_at > FORGET_S
+            if record.gone_at is not None
+            and now - record.gone_at > FORGET_S
+            and not self._is_followed(path)
         ]
         for path in gone:
             del self.records[path]

@@ -176,6 +176,32 @@ async def test_one_that_leaves_is_forgotten_and_found_when_it_is_back(
     assert [gpu["index"] for gpu in stream.state["gpus"]] == [0, 1]
 
 
+@pytest.mark.parametrize("traits", [{"autostart": False}])
+async def test_one_that_is_back_when_it_would_be_forgotten_has_one_connection(
+    daemon: Daemon, read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def counted(directory: Path) -> list[Path]:
+        nonlocal looks
+        looks += 1
+        return discover(directory)
+
+    discover = daemon_connections.discover
+    monkeypatch.setattr(daemon_connections, "discover", counted)
+    monkeypatch.setattr(daemon_connections, "RESCAN_S", 0.05)
+    stream = await read()
+    await stream.until(lambda s: len(s["gpus"]) == 1)
+    assert daemon.terminate() == 0
+    await stream.until(lambda s: not s["gpus"][0]["reachable"])
+    daemon.start()  # The server, which runs in this event loop, has not looked yet.
+    monkeypatch.setattr(daemon_connections, "FORGET_S", 0.0)
+    await stream.until(lambda s: s["gpus"] and s["gpus"][0]["reachable"])
+    looks = 0
+    await until(lambda: looks >= 5, "the server has looked for other sockets")
+    await until(lambda: connections(daemon) == 1, "one connection")
+
+
 # --- starting -----------------------------------------------------------------------------------
 
 
