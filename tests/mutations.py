@@ -125,8 +125,8 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/pager/checkpoint/transaction.py",
-        "if need_bytes and available_bytes < need_bytes:",
-        "if False:",
+        "if not need_bytes or available_bytes >= need_bytes:",
+        "if True:",
         PAGER,
     ),
     Mutation(
