@@ -45,6 +45,10 @@ while others wait it is suspended at the end of each time quantum and goes on by
 of a notebook does. Its children take part too. So a program that needs the GPU only now and then
 keeps others waiting for longer than it must: prefer a notebook, or split the program.
 
+If its job or container has too little RAM for its GPU memory, it keeps the GPU while others wait,
+and says how much RAM to ask for. The admin may have such a program ended after a while; it is told
+beforehand, gets SIGTERM, and 10 s later SIGKILL (kiwi daemon --end-immovable-after).
+
 One GPU is made visible to it (CUDA_VISIBLE_DEVICES), unless you have chosen one yourself. With a
 daemon of emulated GPUs it gets the emulated driver.
 
