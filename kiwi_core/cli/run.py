@@ -58,7 +58,7 @@ keeps the GPU until its work is done, and `kiwi status` says so.
 
 With --pager inprocess (or KIWI_PAGER=inprocess) the library moves its GPU memory itself, and asks
 for the GPU at each burst of GPU work: then the program keeps
-nobody waiting while it does not compute. New, and not yet proven on real GPUs.
+nobody waiting while it does not compute. New: tried on one real GPU so far.
 
 Notebooks and `kiwi run`s that it starts belong to this session. Programs that leave for good
 (daemons) are not followed.

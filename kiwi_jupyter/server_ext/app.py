@@ -77,7 +77,7 @@ class KiwiServerApp(ExtensionApp):
         default_value=config.CHECKPOINT,
         help="What moves the GPU memory of the kernels that this server starts. checkpoint: the"
         " driver, from outside. inprocess: Kiwi's library in the kernel owns its memory and"
-        " moves it; it makes room for a kernel that grows; new, and not yet proven on real GPUs."
+        " moves it; it makes room for a kernel that grows; new, tried on one real GPU so far."
         " KIWI_PAGER in a kernelspec's or the server's environment goes first.",
     ).tag(config=True)
 

@@ -198,6 +198,6 @@ def test_contents_that_are_lost_are_said_to_be_lost(start: Start, program: Progr
     unlucky.start_burst()
     lost = daemon.wait_state(unlucky.pid, "lost")
     assert "are lost" in lost.problem_text
-    assert "Restart this kernel" in lost.problem_text
+    assert "Start it again" in lost.problem_text
     wait_until(lambda: any(kind == "lost" for kind, _ in unlucky.told()), "told")
     assert other.intact()

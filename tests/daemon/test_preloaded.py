@@ -63,7 +63,7 @@ def test_memory_of_a_program_whose_code_broke_goes_out_without_a_copy(
     shown = daemon.wait_state(broken.pid, "lost")
     for words in ("CUDA error 700", "own GPU code", "lost"):
         assert words in shown.problem_text
-    assert "Restart this kernel" in shown.problem_text
+    assert "Start it again" in shown.problem_text
     assert other.intact()
     assert broken.fails("sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS", "it waits for nothing"
     broken.close()

@@ -9,6 +9,7 @@
 #include "blocks.h"
 #include "real.h"
 #include "room.h"
+#include "spare.h"
 
 #define BUCKETS 1024
 
@@ -159,12 +160,21 @@ GONE(cuMipmappedArrayDestroy, CUmipmappedArray, ARRAY)
 
 /* ---- the program's own virtual memory management ---- */
 
+static CUresult create(__typeof__(&cuMemCreate) real, CUmemGenericAllocationHandle *handle, size_t bytes,
+                       const CUmemAllocationProp *prop, unsigned long long flags) {
+    CUresult result = real(handle, bytes, prop, flags);
+    if (result != CUDA_SUCCESS || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !kp_spare_touched(bytes))
+        return result;
+    kp_real.cuMemRelease(*handle);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                             const CUmemAllocationProp *prop, unsigned long long flags) {
     DRIVER(cuMemCreate);
     CUresult result;
     ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && here(prop->location.id),
-           real(handle, bytes, prop, flags));
+           create(real, handle, bytes, prop, flags));
     if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes);
     return result;

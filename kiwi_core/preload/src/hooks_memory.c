@@ -1,6 +1,16 @@
 /* Allocation, free and inspection: the owner's functions in place of the driver's. */
 #include "hooks.h"
 
+#include "real.h"
+#include "spare.h"
+
+/* Returns the result of an allocation by the driver, which is undone if it took the last memory of the GPU. */
+static CUresult sparing(CUresult result, const CUdeviceptr *p, size_t bytes) {
+    if (result != CUDA_SUCCESS || !kp_spare_touched(bytes)) return result;
+    kp_real.cuMemFree_v2(*p);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* A call from inside another (a driver that calls itself through its exported names) goes to the driver. */
 #define OWNS(name, params, mine, drivers)                                                            \
     KP_API CUresult name params {                                                                    \
@@ -10,10 +20,11 @@
         kp_gate_leave(entered);                                                                      \
         return result;                                                                               \
     }
-OWNS(cuMemAlloc_v2, (CUdeviceptr *p, size_t bytes), kp_own_alloc(p, bytes), real(p, bytes))
+OWNS(cuMemAlloc_v2, (CUdeviceptr *p, size_t bytes), kp_own_alloc(p, bytes), sparing(real(p, bytes), p, bytes))
 OWNS(cuMemAllocPitch_v2,
      (CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned element),
-     kp_own_alloc_pitch(p, pitch, width, height, element), real(p, pitch, width, height, element))
+     kp_own_alloc_pitch(p, pitch, width, height, element),
+     sparing(real(p, pitch, width, height, element), p, width * height))
 OWNS(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *size, CUdeviceptr p),
      kp_own_range(base, size, p), real(base, size, p))
 OWNS(cuPointerGetAttribute, (void *data, CUpointer_attribute attribute, CUdeviceptr p),
