@@ -88,6 +88,15 @@ class Config:
     restore_claim_share: int = 32
     """That claim is at most the GPU's size divided by this (matters on small, emulated GPUs)."""
 
+    checkpoint_room_bytes: int = 64 * MIB
+    """If the driver refuses a page-out with OUT_OF_MEMORY while less than this is free, the GPU is
+    too full for the driver, and the page-out is tried again. Without that, the driver cannot move
+    the program at all. (An H200 refused with 2 MiB, and did it with 58.)"""
+
+    checkpoint_room_share: int = 64
+    """The figure above is at most the GPU's size divided by this (matters on small, emulated
+    GPUs)."""
+
     observe_interval_ns: int = 500 * NS_PER_MS
     """How often the daemon reads memory and utilisation while a session runs."""
 

@@ -36,6 +36,7 @@ MANNERS: dict[str, int] = {
     "broken_stays": 1 << 13,
     "memory_info_fails": 1 << 14,
     "questions_pass": 1 << 15,
+    "checkpoint_needs_room": 1 << 16,
 }
 """The bits of ``enum ke_manner``.
 
@@ -60,12 +61,14 @@ MANNERS: dict[str, int] = {
   checkpointed, and the right figure at once while it is locked.
 - ``questions_pass``: ``cuDeviceGetAttribute``, ``cuCtxGetCurrent`` and ``cuDevicePrimaryCtxRetain``
   of a context that exists answer at once while the target is locked or checkpointed.
+- ``checkpoint_needs_room``: a checkpoint answers OUT_OF_MEMORY, and changes nothing, while less
+  than 2 MiB of the GPU is free (on GPUs below 128 MiB: less than 1/64 of it).
 """
 
 _ON_ALL = (
     "sync_crashes", "query_crashes", "state_waits", "missing_is_os_error", "failed_restore_keeps",
     "hidden_overhead", "unmap_does_not_wait", "streams_cost", "broken_stays", "memory_info_fails",
-    "questions_pass",
+    "questions_pass", "checkpoint_needs_room",
 )  # fmt: skip
 
 

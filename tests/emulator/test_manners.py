@@ -563,6 +563,27 @@ def test_a_checkpoint_that_the_machine_cannot_do_changes_nothing(worst, pair, fa
     assert target.get("digest(p, 4 * MIB) == expected")
 
 
+@pytest.mark.parametrize(("gpu", "needs_kib"), [("1x64MiB", 1024), ("1x256MiB", 2048)])
+@pytest.mark.parametrize("driver", REAL)
+def test_a_checkpoint_needs_a_little_free_memory(boot, driver, gpu, needs_kib):
+    machine = boot(gpu, driver)
+    target, hog = machine.worker(), machine.worker()
+    controller = caller(machine)
+    target.do(OLD)
+    hog.do(
+        "init(); last = alloc(64 << 10)\n"
+        f"alloc(ck(driver.cuMemGetInfo())[0] - {needs_kib - 64} * 1024)"
+    )
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    for _ in range(2):
+        assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert controller.get(f"checkpoint_of({target.pid}).state") == "locked"
+    hog.do("free(last)")
+    assert call(controller, target.pid, "Checkpoint") == "CUDA_SUCCESS"
+    controller.do(f"resume({target.pid})")
+    assert target.get("digest(p, 4 * MIB) == expected")
+
+
 def test_mig_shows_in_nvml_and_refuses_checkpoints(worst, pair):
     controller, target = pair
     controller.do("import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)")

@@ -201,6 +201,21 @@ static CUresult broken(void) {
     return rc;
 }
 
+/* Returns whether a GPU that the process uses has too little free memory for a checkpoint. */
+static bool too_full(void) {
+    bool full = false;
+    ke_state_lock(ke.state);
+    ke_reap(ke.state);
+    for (unsigned i = 0; i < KE_GPUS_MAX && !full; i++) {
+        uint64_t total = ke.state->gpus[i].total_bytes, needs = total / KE_CHECKPOINT_SHARE;
+        if (needs > KE_CHECKPOINT_BYTES) needs = KE_CHECKPOINT_BYTES;
+        bool uses = ke.slot->device_bytes[i] || ke.slot->context_bytes[i];
+        full = uses && ke_gpu_used(ke.state, i) + needs > total;
+    }
+    ke_state_unlock(ke.state);
+    return full;
+}
+
 /* Returns the reason why a checkpoint does not even begin. */
 static CUresult refusal(void) {
     struct ke_fault *kill = ke_fault_take(ke.state, KE_FAULT_CHECKPOINT_KILL, getpid(), KE_OP_ANY);
@@ -211,6 +226,7 @@ static CUresult refusal(void) {
     if (ke_has(KE_NCCL_KILLS) && in_nccl_group()) die(SIGABRT);
     if (fault(KE_FAULT_CHECKPOINT_FAIL)) return CUDA_ERROR_OPERATING_SYSTEM;
     if (ke_has(KE_MIG) || fault(KE_FAULT_CHECKPOINT_OOM)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (ke_has(KE_CHECKPOINT_NEEDS_ROOM) && too_full()) return CUDA_ERROR_OUT_OF_MEMORY;
     if (fault(KE_FAULT_CHECKPOINT_UNSUPPORTED)) return CUDA_ERROR_NOT_SUPPORTED;
     if (ke_has(KE_BROKEN_STAYS) && broken() != CUDA_SUCCESS) return broken();
     if (!fault(KE_FAULT_CHECKPOINT_POISON)) return CUDA_SUCCESS;

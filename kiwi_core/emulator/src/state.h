@@ -58,11 +58,17 @@ enum ke_manner {
     KE_BROKEN_STAYS = 1u << 13,
     KE_MEMORY_INFO_FAILS = 1u << 14,
     KE_QUESTIONS_PASS = 1u << 15,
+    KE_CHECKPOINT_NEEDS_ROOM = 1u << 16,
 };
 
 /* The part of a context that NVML counts for no process: an H200 freed 6 MiB more than the row said, and took as much
  * again; RTX 4090s freed 5 MiB more. */
 #define KE_HIDDEN_BYTES (6ull << 20)
+
+/* With less than this free, a checkpoint is refused: one block of an H200's memory, but at most this share of the GPU,
+ * since programs on small emulated GPUs leave less. */
+#define KE_CHECKPOINT_BYTES (2ull << 20)
+#define KE_CHECKPOINT_SHARE 64
 
 enum ke_op { /* operations that can be made to hang, and requests on the control socket */
     KE_OP_ANY = 0,

@@ -55,8 +55,8 @@ STICKY: Final = frozenset({700, 702, *range(709, 721)})
 
 _FINAL: Final = STICKY | {NOT_SUPPORTED, OUT_OF_MEMORY}
 """Errors of a checkpoint that a retry would repeat, or that make a retry do more harm: on driver
-595 a checkpoint that was not supported leaves a dead context. OUT_OF_MEMORY is the answer on MIG;
-a page-out needs no GPU memory."""
+595 a checkpoint that was not supported leaves a dead context. OUT_OF_MEMORY is the answer on MIG,
+and of a full GPU, which ``FullGpu`` looks for first."""
 
 
 _TRIES: Final = 3
@@ -197,7 +197,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-class _OfPrograms(Generic[_T]):
+class OfPrograms(Generic[_T]):
     """Facts about programs, by process. They end with the process or its next ``exec``."""
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ class Unmovable:
         self, known: Callable[[ProcessRef], WhyUnmovable | None] = lambda _ref: None
     ) -> None:
         self._known = known
-        self._failed = _OfPrograms[WhyUnmovable]()
+        self._failed = OfPrograms[WhyUnmovable]()
 
     def why(self, ref: ProcessRef) -> WhyUnmovable | None:
         """Return why ``ref`` must not be moved; ``None`` if a move may be tried."""
@@ -243,8 +243,8 @@ class RestoreFailures:
     good."""
 
     def __init__(self) -> None:
-        self._counts = _OfPrograms[Counter[int]]()
-        self._lost = _OfPrograms["Lost"]()
+        self._counts = OfPrograms[Counter[int]]()
+        self._lost = OfPrograms["Lost"]()
 
     def is_final(self, ref: ProcessRef, error: GpuError) -> bool:
         """Record that the restore of ``ref`` failed with ``error``. Return whether it has failed so

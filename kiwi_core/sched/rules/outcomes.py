@@ -171,9 +171,7 @@ def _refused(
             _runs_on(st, session)
     known = reason in HOPELESS and words == session.problem_detail
     if running.doing is PAGING_OUT:
-        known = known or (
-            reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0
-        )  # figures vary
+        known = known or _is_told(session, reason, words)
         _stays(st, session, reason)
     session.back_off(st.config, st.now_ns, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
@@ -183,6 +181,14 @@ def _refused(
         if asked and not known:
             st.notify(session, notice, words)
     _leave_or_return(st, session)
+
+
+def _is_told(session: Session, reason: Reason, words: str) -> bool:
+    """Return whether the user knows why it cannot be paged out. The GPU can stay full for long, and
+    the figures of a job's memory vary."""
+    if reason is Reason.NO_ROOM:
+        return words == session.problem_detail
+    return reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0
 
 
 def _stays(st: State, session: Session, reason: Reason) -> None:
