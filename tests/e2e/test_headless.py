@@ -156,7 +156,10 @@ def test_a_kernel_without_a_jupyter_server(
         assert run(INTACT) == "INTACT\n"
         assert other.check(INTACT).text == "INTACT\n"
     client.shutdown()
-    finish(process)
+    try:
+        finish(process)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{daemon.status()}\n{daemon.log()}") from None
     daemon.wait_for(lambda status: not status.sessions, "both have left")
 
 
