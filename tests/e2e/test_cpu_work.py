@@ -69,7 +69,7 @@ HELPERS = PRELUDE.replace("from cuda.bindings import driver as cuda", "").replac
 )
 
 
-@pytest.mark.parametrize("mib", [96, 118], ids=["room for a context", "room for nothing"])
+@pytest.mark.parametrize("mib", [96, 116], ids=["room for a context", "room for nothing"])
 def test_what_nobody_foresaw_waits_at_its_first_call(
     mib: int, daemon: Daemon, make_notebook: Callable[..., Notebook], enough: Path
 ) -> None:

@@ -15,9 +15,10 @@ from kiwi_core import emulator
 @pytest.mark.timeout(240)
 def test_results_are_identical_after_suspensions_by_both_pagers(stage, part, monkeypatch):
     suspensions = part("suspensions")
-    monkeypatch.setattr(suspensions, "EMULATED_COUNT", 3)
+    monkeypatch.setattr(part("suspending"), "EMULATED_COUNT", 3)
     suspensions.run(stage)
-    for name in ("checkpoint.driver", "inprocess.driver", "inprocess.partner"):
+    suspensions.run_inprocess(stage)
+    for name in (f"{way}.{job}" for way in suspensions.WAYS for job in ("driver", "partner")):
         row = stage.rows[name]
         assert "identical" in row["value"], row
         assert row["passed"] is True
@@ -65,12 +66,12 @@ def test_another_result_is_told(stage, part):
     suspensions, suspended = part("suspensions"), part("suspending").Suspended
     said = {"rounds": 7, "digest": "as it should be", "ballast_same": True}
     for digest, same in (("as it should be", True), ("another", False)):
-        job = suspended("torch", "torch", count=100, said=dict(said))
+        job = suspended("torch", "torch", count=100, wanted=100, said=dict(said))
         suspensions._judge(stage, "checkpoint", job, digest)
         assert stage.rows["checkpoint.torch"]["passed"] is same
-    job = suspended("torch", "torch", count=60, said=said | {"ballast_same": False})
+    job = suspended("torch", "torch", count=60, wanted=100, said=said | {"ballast_same": False})
     suspensions._judge(stage, "checkpoint", job, "as it should be")
     assert "60 of 100, DIFFERENT" in stage.rows["checkpoint.torch"]["value"]
-    job = suspended("torch", "torch", count=60, said=said)
+    job = suspended("torch", "torch", count=60, wanted=100, said=said)
     suspensions._judge(stage, "checkpoint", job, "as it should be")
     assert stage.rows["checkpoint.torch"]["passed"] is None
