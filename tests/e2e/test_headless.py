@@ -128,8 +128,9 @@ def test_a_kernel_without_a_jupyter_server(
     """VS Code starts kernels like this: ``python -m ipykernel_launcher`` with a connection file,
     TCP, no JPY_SESSION_NAME, and a silent cell that sets the notebook's name."""
     daemon = make_daemon("1x128MiB", "--tq", "0.5")
-    file, _ = write_connection_file(str(daemon.directory / "kernel-v2-1.json"), ip="127.0.0.1")
+    file, told = write_connection_file(str(daemon.directory / "kernel-v2-1.json"), ip="127.0.0.1")
     process = _start(["-m", "ipykernel_launcher", f"--f={file}"], daemon, stack)
+    _await_ports(process, {port for name, port in told.items() if name.endswith("_port")})
     client = BlockingKernelClient(connection_file=file)
     client.load_connection_file()
     client.start_channels()
@@ -161,6 +162,20 @@ def test_a_kernel_without_a_jupyter_server(
     except subprocess.TimeoutExpired:
         raise AssertionError(f"{daemon.status()}\n{daemon.log()}") from None
     daemon.wait_for(lambda status: not status.sessions, "both have left")
+
+
+def _await_ports(process: subprocess.Popen[str], ports: set[Any]) -> None:
+    """Wait until the kernel listens. A client that tries to connect before may get the port for its
+    own end: on one machine, a connection from a free port to itself is valid."""
+
+    def listens() -> bool:
+        assert process.poll() is None, process.communicate()
+        found = psutil.net_connections(kind="tcp")
+        return ports <= {
+            one.laddr.port for one in found if one.pid == process.pid and not one.raddr
+        }
+
+    wait_until(listens, "the kernel listens", 90)
 
 
 def _await_ready(client: BlockingKernelClient, process: subprocess.Popen[str]) -> None:
