@@ -284,8 +284,8 @@ FILL = (
 
 
 def test_a_checkpoint_without_a_free_block_changes_nothing(machine, controller, target):
-    """An H200 with driver 580.159.04 refused with 2 MiB free at most, and worked with 58 MiB. A
-    driver that needs no room is kinder."""
+    """An H200 with driver 580.159.04 refused with 2 MiB free at most, and worked with some
+    65 MiB. A driver that needs no room is kinder."""
     hog = machine.worker()
     hog.do(FILL)
     assert call(controller, target.pid, "Lock") == OK

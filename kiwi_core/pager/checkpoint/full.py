@@ -31,7 +31,7 @@ class FullGpu:
     """Checkpoints that the driver refused because hardly any GPU memory was free.
 
     With less than 2 MiB free, an H200 (driver 580.159.04) answered OUT_OF_MEMORY after 4 s and left
-    the process locked and unharmed. With 58 MiB free it moved a process out.
+    the process locked and unharmed. With about 65 MiB free it moved a process out.
     """
 
     def __init__(self, gpu: GpuReadings, config: Config) -> None:

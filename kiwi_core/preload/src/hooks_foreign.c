@@ -160,11 +160,17 @@ GONE(cuMipmappedArrayDestroy, CUmipmappedArray, ARRAY)
 
 /* ---- the program's own virtual memory management ---- */
 
+static bool is_current(CUdevice device) {
+    CUdevice current;
+    return kp_real.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device;
+}
+
+/* The spare memory is that of the current context's GPU; memory on another one is not looked at. */
 static CUresult create(__typeof__(&cuMemCreate) real, CUmemGenericAllocationHandle *handle, size_t bytes,
                        const CUmemAllocationProp *prop, unsigned long long flags) {
     CUresult result = real(handle, bytes, prop, flags);
-    if (result != CUDA_SUCCESS || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !kp_spare_touched(bytes))
-        return result;
+    if (result != CUDA_SUCCESS || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return result;
+    if (!is_current(prop->location.id) || !kp_spare_touched(bytes)) return result;
     kp_real.cuMemRelease(*handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -6,6 +6,7 @@ An H200 refused to checkpoint a process that had filled the GPU to its last bloc
 from __future__ import annotations
 
 import pytest
+from preload_world import World
 
 GATE_ONLY = {"KIWI_PRELOAD_OWN": "0"}
 SPARE = "4 * MIB"
@@ -36,6 +37,21 @@ def test_freed_memory_can_be_had_again(world):
     worker.do(BY_ALLOC)
     worker.do("free(first); again = alloc(16 * MIB)")
     assert worker.get("name_of(driver.cuMemAlloc, 2 * MIB)") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+def test_a_full_gpu_keeps_no_memory_of_another_from_a_program(tmp_path, library):
+    world = World(tmp_path, library, "2x256MiB")
+    try:
+        worker = world.worker(**GATE_ONLY)
+        worker.do(BY_ALLOC)
+        worker.do(BY_CREATE.partition("while")[0])
+        worker.do("prop.location.id = 1; handle = ck(driver.cuMemCreate(2 * MIB, prop, 0))")
+        worker.do("prop.location.id = 0")
+        assert worker.get("name_of(driver.cuMemCreate, 2 * MIB, prop, 0)") == (
+            "CUDA_ERROR_OUT_OF_MEMORY"
+        )
+    finally:
+        world.close()
 
 
 @pytest.mark.parametrize("setting", [{"KIWI_DISABLE": "1"}, {}])
