@@ -9,8 +9,9 @@ To load the gate into this Python process, before anything in it has loaded the 
 
     gate = preload.load_gate("/usr/lib/x86_64-linux-gnu/libcuda.so.1")
 
-docs/preload.md describes the library. Of Kiwi the package imports only
-``compiled``. Kernels import it when they start, so the compiling module is imported on first use.
+docs/preload.md describes the library. Of Kiwi the package imports only ``compiled``; the compiling
+module, which is imported on first use because kernels import the package when they start, also
+imports the two figures that the library and the daemon share.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core import compiled
 from kiwi_core.compiled import Unavailable
+from kiwi_core.config import Config
 from kiwi_core.preload import _generate
 from kiwi_core.preload._paths import (
     ALIAS_NAME,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 FLAGS = (
     *("-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
     "-fno-strict-aliasing",  # function pointers and driver handles go through words
+    f"-DKP_ROOM_BYTES={Config.checkpoint_room_bytes}ull",
+    f"-DKP_ROOM_SHARE={Config.checkpoint_room_share}ull",
 )
 LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs")
 GATE_FLAGS = ("-DKP_GATE",)

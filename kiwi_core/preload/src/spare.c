@@ -6,14 +6,14 @@
 #include "kiwi_preload.h"
 #include "real.h"
 
-#define SPARE_MAX_BYTES (64ull << 20)
-#define SPARE_SHARE 64 /* of a small GPU, at most one part in so many */
+/* KP_ROOM_BYTES and KP_ROOM_SHARE are checkpoint_room_bytes and checkpoint_room_share of kiwi_core/config.py, which
+ * _build.py hands to the compiler. */
 #define BLOCK_BYTES (2ull << 20) /* smaller allocations come out of blocks that the driver has already */
 
 bool kp_spare_touched(size_t bytes) {
     size_t free_bytes, total_bytes;
     if (bytes < BLOCK_BYTES || kp_disabled() || kp_gate_capturing()) return false;
     if (kp_real.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS) return false;
-    size_t share = total_bytes / SPARE_SHARE;
-    return free_bytes < (share < SPARE_MAX_BYTES ? share : SPARE_MAX_BYTES);
+    size_t share = total_bytes / KP_ROOM_SHARE;
+    return free_bytes < (share < KP_ROOM_BYTES ? share : KP_ROOM_BYTES);
 }
