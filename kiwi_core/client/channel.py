@@ -176,7 +176,7 @@ class Channel:
         self._watcher.add(link)
         self.send_due()
         if self.table.watching:
-            self.say_request(Request(GetStatus(watch=True)))
+            self.send_request(Request(GetStatus(watch=True)))
         self._watcher.wake()
         self.changes.tell()
 
@@ -187,22 +187,22 @@ class Channel:
         sent yet; ``lock`` is held. If sending fails, drop the link."""
         while (link := self.link) is not None:
             try:
-                if (message := self.table.owes(link.talk)) is not None:
+                if (message := self.table.next_message(link.conversation)) is not None:
                     link.send(message)
-                elif (request := self.table.owed_question(link.question)) is not None:
-                    self._put_question(link, request)
+                elif (request := self.table.next_request(link.last_request)) is not None:
+                    self._try_request(link, request)
                 else:
                     return
             except PeerError as error:
                 self.drop(link, error)
 
-    def _put_question(self, link: DaemonSocket, request: Request) -> None:
+    def _try_request(self, link: DaemonSocket, request: Request) -> None:
         try:
             link.send(request.message, request.number)
         except CallerError as error:
             self.table.refuse(request, error)
 
-    def say_request(self, request: Request) -> None:
+    def send_request(self, request: Request) -> None:
         """Send ``request``, or fail it without a connection; ``lock`` is held."""
         if self.link is not None:
             if self.table.ask(request) > PENDING_MAX:
@@ -211,7 +211,7 @@ class Channel:
         if self.link is None:
             request.error = self.why_away()
 
-    def talk(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
+    def say_and_read(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
         """Call ``say`` with ``lock`` held, then read until ``done()``, for ``BRIEFLY_S`` at most.
 
         If another thread is reading, do not read: that thread receives the answer.
@@ -222,7 +222,7 @@ class Channel:
             # storing that.
             mine.extend(map(self._reading.acquire, (False,)))
             if mine[0]:
-                self._talk_alone(say, done)
+                self._say_and_read_alone(say, done)
             else:
                 with self.lock:
                     say()
@@ -230,7 +230,7 @@ class Channel:
             if mine and mine[0]:
                 self._reading.release()
 
-    def _talk_alone(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
+    def _say_and_read_alone(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
         try:
             with self.lock:
                 link = self.link
@@ -404,7 +404,7 @@ class Channel:
     def ask(self, message: ClientMessage, timeout_s: float) -> object:
         self.check_open()
         request = Request(message)
-        self.talk(lambda: self.say_request(request), lambda: request.over)
+        self.say_and_read(lambda: self.send_request(request), lambda: request.over)
         patience = Patience(timeout_s)
         while not request.over:
             if not patience.tick() and not self.last_look(lambda: request.over):
@@ -418,13 +418,13 @@ class Channel:
 
     def last_look(self, done: Callable[[], bool]) -> bool:
         """Read once more before a timeout: the answer may have come to a frozen process."""
-        self.talk(_nothing, done)
+        self.say_and_read(nothing, done)
         if not done():
             self.changes.sleep(done, BRIEFLY_S)  # another thread may be reading it now
         return done()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass
 
 

@@ -1,17 +1,18 @@
 """The blocking client: one process's connection to the daemon of one GPU. Any thread may call it.
 
-``channel`` sends, reads and reconnects; ``table`` keeps what the client knows of its burst.
+``channel`` sends, reads and reconnects; ``table`` keeps what the client knows of its burst;
+``ticket`` waits for the GPU.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kiwi_core.client.channel import Channel
-from kiwi_core.client.daemon_socket import disconnected
 from kiwi_core.client.patience import SLICE_S, Patience
-from kiwi_core.client.requests import LeaseCancelled, LeaseRequest, Request, RequestTable
+from kiwi_core.client.requests import LeaseRequest, Request, RequestTable
+from kiwi_core.client.ticket import Ticket
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
     )
     from kiwi_core.wire.metrics import GpuMetrics
 
-_WITHDRAWN_S: Final = 0.25
-"""How long ``cancel`` waits for the daemon to confirm that the place in the queue is free."""
-
 
 def loaded_cuda_library() -> str:
     """Return the path of the ``libcuda.so`` mapped into this process, or "".
@@ -76,43 +74,6 @@ def loaded_cuda_library() -> str:
     except OSError:
         pass  # no /proc: the path cannot be known
     return ""
-
-
-class Ticket:
-    """One request for the GPU, made by ``Client.begin``. Any thread may use it."""
-
-    def __init__(self, client: Client, lease: LeaseRequest) -> None:
-        self._client = client
-        self._lease = lease
-
-    @property
-    def burst(self) -> int:
-        return self._lease.burst
-
-    @property
-    def last_waiting(self) -> Waiting | None:
-        """The place in the queue, by the daemon's last message."""
-        return self._lease.waiting
-
-    def poll(self) -> Granted | None:
-        """Return the grant, or ``None`` while waiting. Never blocks.
-
-        Raises ``LeaseCancelled`` after ``cancel``, and ``PeerError`` if the daemon refused, or
-        ("no-daemon") has been away for the client's ``daemon_grace_s``.
-        """
-        return self._client.look(self._lease)
-
-    def wait(self, timeout_s: float | None) -> Granted | None:
-        """Do the same as ``poll``, but wait up to ``timeout_s`` for the grant.
-
-        A grant within the first milliseconds costs no more than a round trip over the socket.
-        """
-        return self._client.wait_for(self._lease, timeout_s)
-
-    def cancel(self) -> None:
-        """Give up the wait (or the burst, if it was granted meanwhile), and wait shortly for the
-        daemon to confirm. Does nothing when the wait is over."""
-        self._client.cancel(self._lease)
 
 
 class Client:
@@ -234,28 +195,30 @@ class Client:
         after ``daemon_grace_s`` without a daemon, "timeout" after ``timeout_s``, or the daemon's
         error; ``CallerError`` ("in-burst", "not-connected").
         """
-        before, me = self._channel.table.lease, threading.get_ident()
+        channel = self._channel
+        before, me = channel.table.lease, threading.get_ident()
         begun: list[LeaseRequest] = []
         try:
-            self._channel.talk(
+            channel.say_and_read(
                 lambda: begun.append(self._begin(blocking=True)),
                 lambda: bool(begun) and begun[0].over,
             )
-            return self._await_grant(begun[0], on_waiting, cancelled, poll_s, timeout_s)
+            ticket = Ticket(channel, begun[0])
+            return ticket.await_grant(on_waiting, cancelled, poll_s, timeout_s)
         except BaseException:
             # Read the table, not ``begun[0]``: the interrupt may have come before it was stored.
             # Call nothing before ``left`` is set: a second interrupt may come inside a call.
-            lease = self._channel.table.lease
+            lease = channel.table.lease
             if lease is not None and lease is not before and lease.owner == me:
                 lease.left = True
-                self.cancel(lease)
+                Ticket(channel, lease).cancel()
             raise
 
     def begin(self) -> Ticket:
         """Ask for the GPU and return at once. Raises ``CallerError`` ("in-burst": this process
         holds the GPU or waits for it; "not-connected")."""
         with self._channel.lock:
-            return Ticket(self, self._begin(blocking=False))
+            return Ticket(self._channel, self._begin(blocking=False))
 
     def _begin(self, *, blocking: bool) -> LeaseRequest:
         channel = self._channel
@@ -269,106 +232,6 @@ class Client:
             channel.hurry()
         channel.send_due()
         return lease
-
-    def look(self, lease: LeaseRequest) -> Granted | None:
-        """Do the work of ``Ticket.poll``."""
-        if not lease.over:
-            self._mind_silence(lease)
-            self._mind_absence(lease)
-        if lease.error is not None:
-            raise lease.error
-        return lease.granted
-
-    def wait_for(self, lease: LeaseRequest, timeout_s: float | None) -> Granted | None:
-        """Do the work of ``Ticket.wait``."""
-        if not lease.over:
-            self._channel.talk(_nothing, lambda: lease.over)
-        patience = Patience(timeout_s)
-        while (granted := self.look(lease)) is None:
-            if not patience.tick():
-                return None
-            self._channel.changes.sleep(lambda: lease.over, patience.slice_s())
-        return granted
-
-    def _await_grant(
-        self,
-        lease: LeaseRequest,
-        on_waiting: Callable[[Waiting], None] | None,
-        cancelled: Callable[[], bool] | None,
-        poll_s: float,
-        timeout_s: float | None,
-    ) -> Granted:
-        if lease.over:  # the usual case
-            granted = self.look(lease)
-            assert granted is not None
-            return granted
-        channel = self._channel
-        patience = Patience(timeout_s)
-        shown: Waiting | None = None
-        while (granted := self.look(lease)) is None:
-            waiting = lease.waiting
-            if on_waiting is not None and waiting is not None and waiting is not shown:
-                shown = waiting
-                on_waiting(waiting)
-            if cancelled is not None and cancelled():
-                raise LeaseCancelled
-            if not patience.tick() and not channel.last_look(lambda: lease.over):
-                raise PeerError(
-                    "timeout", f"The GPU was not free within {timeout_s} s.", "Try again later."
-                )
-            channel.changes.sleep(
-                lambda seen=waiting: lease.over or lease.waiting is not seen,  # type: ignore[misc]
-                patience.slice_s(min(poll_s, SLICE_S)),
-            )
-        return granted
-
-    def _mind_silence(self, lease: LeaseRequest) -> None:
-        """Ping a daemon that is silent, and drop the link if it does not answer. A live daemon
-        sends something about every second to a client that waits."""
-        channel, silence = self._channel, lease.silence
-        if lease.heard != channel.heard or channel.link is None:
-            lease.heard = channel.heard
-            silence.restart()
-            return
-        asked = silence.spent_s * 2 > channel.grace_s
-        patient = silence.tick() or channel.last_look(lambda: channel.heard != lease.heard)
-        with channel.lock:
-            if not patient:
-                channel.away_s = max(channel.away_s, silence.spent_s)
-                channel.drop(channel.link, disconnected("the daemon does not answer"))
-            elif not asked and silence.spent_s * 2 > channel.grace_s:
-                channel.say_request(Request(Ping()))
-
-    def _mind_absence(self, lease: LeaseRequest) -> None:
-        """Fail ``lease`` if the daemon has been away for too long, and an attempt to reconnect has
-        failed since ``lease`` began."""
-        channel = self._channel
-        if channel.link is not None or channel.away_s < channel.grace_s:
-            return
-        with channel.lock:
-            if lease.attempts < channel.attempts and not lease.over and channel.link is None:
-                channel.table.give_up(lease, channel.why_away())
-
-    def cancel(self, lease: LeaseRequest) -> None:
-        """Do the work of ``Ticket.cancel``."""
-        channel = self._channel
-        expected = False
-
-        def say() -> None:
-            nonlocal expected
-            channel.table.give_up(lease, LeaseCancelled())
-            channel.send_due()
-            channel.changes.tell()
-            link = channel.link
-            expected = link is not None and lease.granted is None and link.talk.asked == lease.burst
-
-        def done() -> bool:
-            return not expected or lease.withdrawn or channel.link is None
-
-        channel.talk(say, done)
-        patience = Patience(_WITHDRAWN_S)
-        while not done() and patience.tick():
-            channel.changes.sleep(done, patience.slice_s())
 
     def end_burst(self, *, lingering: bool = False, burst: int | None = None) -> None:
         """End the burst (``lingering``: threads or tasks that it left behind still use the GPU).
@@ -515,9 +378,5 @@ class Client:
                 return table.reports - (table.latest is not None)
             table.watching = True
             if channel.link is not None:
-                channel.say_request(Request(GetStatus(watch=True)))
+                channel.send_request(Request(GetStatus(watch=True)))
             return table.reports
-
-
-def _nothing() -> None:
-    pass

@@ -40,12 +40,12 @@ class _Said:
     """The conversation up to the latest message to send, whose bytes are ``data``. One assignment
     replaces it with the next one, so a message is either in it or not."""
 
-    __slots__ = ("data", "question", "sent", "talk")
+    __slots__ = ("conversation", "data", "last_request", "sent")
 
-    def __init__(self, talk: Conversation, data: bytes, question: int) -> None:
-        self.talk = talk
+    def __init__(self, conversation: Conversation, data: bytes, last_request: int) -> None:
+        self.conversation = conversation
         self.data = data
-        self.question = question
+        self.last_request = last_request
         self.sent: list[int] = []
         """Number of bytes that each call of ``send`` took."""
 
@@ -101,29 +101,29 @@ class DaemonSocket:
         return self._sock.fileno()
 
     @property
-    def talk(self) -> Conversation:
+    def conversation(self) -> Conversation:
         """The state of the conversation: it says what may come next. Only the link changes it."""
-        return self._said.talk
+        return self._said.conversation
 
     @property
-    def question(self) -> int:
+    def last_request(self) -> int:
         """The number of the last request that was sent."""
-        return self._said.question
+        return self._said.last_request
 
-    def send(self, message: ClientMessage, question: int = 0) -> None:
-        """Send ``message``; ``question`` is its number if it is a request.
+    def send(self, message: ClientMessage, request: int = 0) -> None:
+        """Send ``message``; ``request`` is its number if it is a request.
 
         Raises ``CallerError`` if ``message`` may not be sent now (nothing is sent), and
         ``PeerError`` "disconnected" if the daemon is gone or takes nothing.
         """
         self.flush()
         data = encode(message, DEFAULTS.request_max_bytes)
-        talk = self.talk.copy()
+        conversation = self.conversation.copy()
         try:
-            talk.says(message)
+            conversation.says(message)
         except PeerError as error:
             raise CallerError(error.code, error.message, error.remedy) from None
-        self._said = _Said(talk, data, question or self.question)
+        self._said = _Said(conversation, data, request or self.last_request)
         self.flush()
 
     def flush(self) -> None:

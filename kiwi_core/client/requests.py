@@ -1,9 +1,9 @@
 """What a client knows about its burst and its open requests. No socket, no thread, no lock.
 
-``hears`` takes each message of the daemon. ``owes`` compares the state here with what was sent on a
-connection and returns the message to send next: after a burst was asked for or has ended, on a new
-connection, and after an interrupt between any two of these. Each step that matters is a single
-assignment, or a single call into C, so that an interrupt finds it done or not done.
+``hears`` takes each message of the daemon. ``next_message`` compares the state here with what was
+sent on a connection and returns the message to send next: after a burst was asked for or has ended,
+on a new connection, and after an interrupt between any two of these. Each step that matters is a
+single assignment, or a single call into C, so that an interrupt finds it done or not done.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class RequestTable:
         self._burst_before = numbers.last
         self.lease: LeaseRequest | None = None
         """The latest request for the GPU, over or not."""
-        self._questions = 0
+        self._asked = 0
         self._pending: deque[Request] = deque()
         """Requests, sent or to be sent. After an interrupt it may still hold one that is over."""
         self.watching = False
@@ -195,21 +195,22 @@ class RequestTable:
         if lease.phase in (LeasePhase.WAITING, LeasePhase.HELD):
             lease.error = why
 
-    def owes(self, talk: Conversation) -> ClientMessage | None:
-        """Return the message to send next on the connection of ``talk``; ``None``: none is due."""
+    def next_message(self, conversation: Conversation) -> ClientMessage | None:
+        """Return what to send next about the burst, after ``conversation``; ``None``: nothing."""
         phase, lease = self.phase, self.lease
-        same = lease is not None and lease.burst == talk.burst
-        if talk.in_burst:
+        same = lease is not None and lease.burst == conversation.burst
+        if conversation.in_burst:
             if same and phase in (LeasePhase.WAITING, LeasePhase.HELD):
                 return None
             if same and phase is LeasePhase.LINGERING:
-                return EndBurst(burst=talk.burst, lingering=True)
-            if talk.asked == talk.burst and not (same and lease is not None and lease.granted):
-                return Withdraw(burst=talk.burst)
-            return EndBurst(burst=talk.burst)
-        if talk.lingering and same and phase is LeasePhase.IDLE:
-            return EndBurst(burst=talk.burst)
-        if lease is not None and phase is LeasePhase.WAITING and talk.asked < lease.burst:
+                return EndBurst(burst=conversation.burst, lingering=True)
+            granted = same and lease is not None and lease.granted is not None
+            if conversation.asked == conversation.burst and not granted:
+                return Withdraw(burst=conversation.burst)
+            return EndBurst(burst=conversation.burst)
+        if conversation.lingering and same and phase is LeasePhase.IDLE:
+            return EndBurst(burst=conversation.burst)
+        if lease is not None and phase is LeasePhase.WAITING and conversation.asked < lease.burst:
             return Acquire(burst=lease.burst)
         return None
 
@@ -217,13 +218,13 @@ class RequestTable:
         """Number ``request`` and queue it to be sent. Return how many requests are open."""
         while self._pending and self._pending[0].over:
             self._pending.popleft()
-        self._questions += 1
-        request.number = self._questions
+        self._asked += 1
+        request.number = self._asked
         self._pending.append(request)
         return len(self._pending)
 
-    def owed_question(self, last: int) -> Request | None:
-        """Return the next request to send on a connection where number ``last`` was the last."""
+    def next_request(self, last: int) -> Request | None:
+        """Return the request to send next on a connection where number ``last`` was the last."""
         if not self._pending or self._pending[-1].number <= last:
             return None
         unsaid = [request for request in self._pending if request.number > last]
