@@ -1,12 +1,12 @@
-"""Tests of the scene of ``scene.py`` under both policies, and of the simulator's prediction.
+"""Tests of the scene of ``scene.py`` under both policies, and of what its journals tell.
 
-``benchmarks/bench_scene.py`` compares more scenes, and more closely.
+``benchmarks/bench_scene.py`` plays it longer and compares measured waits with simulated ones.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import statistics
 import tempfile
 from typing import Any
 
@@ -14,44 +14,61 @@ import pytest
 import scene
 from cli_process import finish, start_kiwi
 
-from kiwi_core.sched.replay import encode_line
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant
+from kiwi_core.sched.replay import JournalHeader, encode_line, replay
+from kiwi_core.units import NS_PER_S, SessionId
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 SEED = 4
-"""A scene whose mean wait, in the simulator, hardly depends on milliseconds: by 1 % under round
-robin, by 2 % under interactive. (In other scenes it makes 5 % whether a training just gets in
-between.)"""
-
-RELATIVE, ABSOLUTE_S = 0.2, 0.5
-"""Tolerance of the predicted mean wait: a fifth, or a little more on a busy machine. Waits in this
-scene take seconds."""
+SHORT = scene.Length(training_s=6.0, cells=2)
 
 
-def test_a_training_and_four_notebooks_wait_as_the_simulator_says() -> None:
-    """Short cells wait less under ``interactive``. From the journal of either run, the simulator
-    and the command line tell how long they wait under both policies."""
-    recorded = scene.play(SEED)
-    fair, quick = measured = [scene.measured(recorded[policy]) for policy in scene.POLICIES]
-    assert quick.mean_s < 0.85 * fair.mean_s, (quick, fair)
-    assert quick.training_s > fair.training_s, "it pays for them"
-    for policy, outcome in zip(scene.POLICIES, measured, strict=True):
-        for told_by, records in recorded.items():
-            said_s = scene.foretold(records, policy).mean_s
-            assert math.isclose(said_s, outcome.mean_s, rel_tol=RELATIVE, abs_tol=ABSOLUTE_S), (
-                f"{policy}: waited {outcome.mean_s:.2f} s, foretold {said_s:.2f} s by {told_by}"
-            )
-    told = _by_command(recorded["round-robin"])
-    means_s = [one["short"]["wait_s"]["mean"] for one in (told["real"], *told["results"])]
-    assert math.isclose(means_s[0], means_s[1], rel_tol=RELATIVE, abs_tol=ABSOLUTE_S), means_s
-    assert means_s[2] < 0.85 * means_s[1], means_s
+def test_the_journals_of_a_training_and_four_notebooks_tell_their_waits() -> None:
+    """The scheduler decides the same again. From the journal of either run, the command line tells
+    how long cells waited, and simulates the same work under both policies."""
+    for policy, records in scene.play(SEED, SHORT).items():
+        assert list(replay(records))[-1] == "answers of the scheduler: as recorded"
+        waits_s = _first_waits_s(records)
+        assert len(waits_s) >= 2 * (1 + len(scene.NOTEBOOKS)), "bursts that took memory, and others"
+        told = _by_command(records)
+        assert told["real"]["cells"] == len(waits_s)
+        assert told["real"]["all"]["wait_s"]["mean"] == pytest.approx(
+            statistics.mean(waits_s), abs=0.001
+        )
+        assert [one["policy"] for one in told["results"]] == [policy, *_others(policy)]
+        assert [one["cells"] for one in told["results"]] == [len(waits_s)] * 2
+        short_cells = len(scene.measured(records).waits_s)
+        for simulated in scene.POLICIES:
+            assert len(scene.foretold(records, simulated, seeds=1).waits_s) == short_cells
+
+
+def _others(policy: str) -> list[str]:
+    return [name for name in scene.POLICIES if name != policy]
+
+
+def _first_waits_s(records: scene.Records) -> list[float]:
+    """Return the time from each request of a burst to its first grant."""
+    asked_ns: dict[tuple[SessionId, int], int] = {}
+    waits_s = []
+    for record in records:
+        if isinstance(record, JournalHeader):
+            continue
+        if isinstance(record.event, ev.LeaseRequested):
+            asked_ns[record.event.session, record.event.burst] = record.now_ns
+        for action in record.actions:
+            if isinstance(action, Grant):
+                began_ns = asked_ns.pop((action.session, action.burst), None)
+                if began_ns is not None:
+                    waits_s.append((record.now_ns - began_ns) / NS_PER_S)
+    return waits_s
 
 
 def _by_command(records: scene.Records) -> Any:
-    options = ("--contention", "0", "--policy", *scene.POLICIES, "--json", "-")
     with tempfile.NamedTemporaryFile(suffix=".journal") as file:
         file.writelines(map(encode_line, records))
         file.flush()
-        result = finish(start_kiwi("simulate", "--journal", file.name, *options))
+        result = finish(start_kiwi("simulate", "--journal", file.name, "--json", "-"))
     assert result.code == 0, result.err
     return json.loads(result.out)

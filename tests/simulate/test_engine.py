@@ -90,6 +90,16 @@ def test_two_jobs_that_do_not_fit_take_turns(exact: SimulatedMachine) -> None:
     assert summary.short.wait_s.n == 0
 
 
+def test_short_cells_wait_less_under_interactive(exact: SimulatedMachine) -> None:
+    """After a swap of 12.2 s the long one computes again, and 3.9 s later the next short cell
+    comes. It waits until the long one's quantum of 30 s is over (interactive: until it has run as
+    long as the swap took), and then for a swap."""
+    work = trace(session("long", cell(300.0)), session("short", *[cell(2.0, think_s=16.1)] * 5))
+    fair, quick = (run(work, exact, Setup(policy=name)) for name in ("round-robin", "interactive"))
+    assert seconds(fair.wait_ns) == [30.0 - 16.1 + 6.1, *[30.0 - 3.9 + 12.2] * 4, 0.0]
+    assert seconds(quick.wait_ns) == [6.1, *[12.2 - 3.9 + 12.2] * 4, 0.0]
+
+
 def test_the_quantum_is_at_least_a_round_trip(exact: SimulatedMachine) -> None:
     """At 1 GiB/s a round trip of 60 GiB takes over two minutes: once that is known, nobody is
     stopped after 30 s again."""

@@ -3,7 +3,8 @@ training and four interactive notebooks whose memory does not fit together.
 
 Times are scaled down (TQ 4 s instead of 30), and the emulated GPU only sleeps: the scene costs
 little CPU time, so other load on the machine changes it little. Each kernel gets all its cells at
-once, including the thinking times, and needs no input during the scene.
+once, including the thinking times, and needs no input during the scene. At the end each kernel
+checks every byte of its GPU memory.
 
 The trace of the prediction comes from the daemon's journal (``simulate.recorded``): the times of
 cells and of thinking, with the overheads of kernel and daemon, and the speed of memory moves. Waits
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from daemon import running_daemon
 from kernels import running_kernel
+from notebooks import Notebook
 
 from kiwi_core import emulator
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
@@ -33,7 +35,7 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernels import Cell, Kernel
+    from kernels import Cell
 
     from kiwi_core.simulate.measure import Measures
     from kiwi_core.simulate.trace import Trace
@@ -49,34 +51,31 @@ STEP_S: Final = 0.02
 """Length of a cell's steps: a step under way cannot be suspended."""
 
 TRAINING: Final = "training"
-TRAINING_S, TRAINING_MIB = 15.0, 60
+TRAINING_MIB: Final = 60
 NOTEBOOKS: Final = {"n1": 20, "n2": 30, "n3": 40, "n4": 48}
-"""MiB of each notebook, beside a context of 8. Some pairs fit together; none fits with training."""
+"""MiB of each notebook, beside 1 for copies and a context of 8. Some pairs fit together; none fits
+with training."""
 
-CELLS: Final = 6
-"""Number of cells of each notebook."""
 CELL_S: Final = (0.1, 0.4)
 THINK_S: Final = (1.0, 4.0)
 
-PRELUDE = """
-import ctypes, time
-from cuda.bindings import driver as cuda
 
-def check(result):
-    error, *values = result
-    if error:
-        raise RuntimeError(f"the driver says {error.name}")
-    return values[0] if len(values) == 1 else values
+@dataclass(frozen=True)
+class Length:
+    training_s: float = 15.0
+    """Computing time of the training."""
+    cells: int = 6
+    """Number of cells of each notebook."""
 
-def take(mib):
-    global spin
-    check(cuda.cuInit(0))
-    check(cuda.cuCtxSetCurrent(check(cuda.cuDevicePrimaryCtxRetain(check(cuda.cuDeviceGet(0))))))
-    check(cuda.cuMemAlloc(mib << 20))
-    module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
-    spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
+
+WHOLE: Final = Length()
+
+COMPUTE: Final = """
+import ctypes
 
 def compute(steps, step_s):
+    module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
+    spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
     arguments = ((int(step_s * 1e9),), (ctypes.c_uint64,))
     for _ in range(steps):
         check(cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
@@ -89,14 +88,14 @@ SETTLE_S: Final = 1.0
 PATIENCE_S: Final = 150.0
 
 
-def plan(seed: int) -> dict[str, list[tuple[float, float]]]:
+def plan(seed: int, length: Length) -> dict[str, list[tuple[float, float]]]:
     """Return the thinking time before each cell and the cell's computing time, by kernel."""
     rng = random.Random(seed)
     cells = {
-        name: [(rng.uniform(*THINK_S), rng.uniform(*CELL_S)) for _ in range(CELLS)]
+        name: [(rng.uniform(*THINK_S), rng.uniform(*CELL_S)) for _ in range(length.cells)]
         for name in NOTEBOOKS
     }
-    return {TRAINING: [(0.0, TRAINING_S)], **cells}
+    return {TRAINING: [(0.0, length.training_s)], **cells}
 
 
 # --- for real -----------------------------------------------------------------------------------
@@ -131,30 +130,33 @@ def pooled(outcomes: Iterable[Outcome]) -> Outcome:
 Records = list[JournalHeader | JournalEntry]
 
 
-def play(seed: int) -> dict[str, Records]:
+def play(seed: int, length: Length = WHOLE) -> dict[str, Records]:
     """Play under all policies at once, each with a GPU and a daemon of its own, and return the
-    daemons' journals after some 45 s. Raise ``AssertionError`` if a cell fails."""
+    daemons' journals; the whole scene takes some 45 s. Raise ``AssertionError`` if a cell fails or
+    a byte of GPU memory has changed."""
     with ExitStack() as stack:
-        stages = {policy: _Stage(policy, seed, stack) for policy in POLICIES}
+        stages = {policy: _Stage(policy, plan(seed, length), stack) for policy in POLICIES}
         began_s = time.monotonic() + SETTLE_S
         for stage in stages.values():
             stage.begin(began_s)
-        for stage in stages.values():
-            stage.finish()
-        return {policy: stage.daemon.records() for policy, stage in stages.items()}
+        return {policy: stage.finish() for policy, stage in stages.items()}
 
 
 class _Stage:
-    def __init__(self, policy: str, seed: int, stack: ExitStack) -> None:
+    def __init__(
+        self, policy: str, planned: dict[str, list[tuple[float, float]]], stack: ExitStack
+    ) -> None:
         options = ("--tq", str(TQ_S), "--policy", policy)
-        self.daemon = stack.enter_context(running_daemon(f"1x{GPU_MIB}MiB", *options))
-        emulator.set_copy_bandwidth(self.daemon.state_path, COPY_BYTES_PER_S)
-        self._plan = plan(seed)
-        self._kernels: dict[str, Kernel] = {}
-        self._cells: list[tuple[str, Cell]] = []
+        self._daemon = stack.enter_context(running_daemon(f"1x{GPU_MIB}MiB", *options))
+        emulator.set_copy_bandwidth(self._daemon.state_path, COPY_BYTES_PER_S)
+        self._plan = planned
+        self._notebooks: dict[str, Notebook] = {}
+        self._cells: list[tuple[Notebook, Cell]] = []
         for name, mib in {TRAINING: TRAINING_MIB, **NOTEBOOKS}.items():
-            self._kernels[name] = stack.enter_context(running_kernel(self.daemon.env))
-            self._kernels[name].check(f"{PRELUDE}\ntake({mib})")
+            kernel = stack.enter_context(running_kernel(self._daemon.env))
+            notebook = self._notebooks[name] = Notebook(kernel, self._daemon, name)
+            notebook.check(COMPUTE)
+            notebook.take(mib, seed=mib)
 
     def begin(self, at_s: float) -> None:
         """Give each kernel all its cells, which it runs one after another from ``at_s`` on."""
@@ -165,14 +167,17 @@ class _Stage:
                 self._send(name, f"compute({round(compute_s / STEP_S)}, {STEP_S})")
 
     def _send(self, name: str, code: str) -> None:
-        self._cells.append((name, self._kernels[name].send(code)))
+        notebook = self._notebooks[name]
+        self._cells.append((notebook, notebook.start(code)))
 
-    def finish(self) -> None:
-        ends_at_s = time.monotonic() + PATIENCE_S
-        for name, cell in self._cells:
-            kernel = self._kernels[name]
-            kernel.finish(cell, ends_at_s - time.monotonic())
-            assert cell.status == "ok", f"{name}: {cell.traceback}\n{kernel.log()}"
+    def finish(self) -> Records:
+        """Wait for the end of all cells, and return the journal up to then."""
+        for notebook, cell in self._cells:
+            notebook.finish(cell, PATIENCE_S)
+        records = self._daemon.records()
+        for notebook in self._notebooks.values():
+            notebook.assert_intact()
+        return records
 
 
 def measured(records: Records) -> Outcome:
@@ -191,10 +196,11 @@ def _outcome_of(measures: Measures, sessions: int) -> Outcome:
 
 
 def _outcome(cells: list[list[tuple[float, float]]]) -> Outcome:
-    """Return the outcome from wait and whole time of each cell, by kernel. The first cell of each
-    kernel only takes memory."""
+    """Return the outcome from wait and whole time of each burst, by kernel. The first burst of each
+    kernel only takes memory. A busy kernel may keep its turn from one cell to the next, so there
+    may be fewer bursts than cells."""
     training, *notebooks = cells
-    assert [len(of) for of in cells] == [2, *(1 + CELLS for _ in NOTEBOOKS)], cells
+    assert [len(training), len(notebooks)] == [2, len(NOTEBOOKS)], cells
     return Outcome([wait_s for of in notebooks for wait_s, _ in of[1:]], training[1][1])
 
 
