@@ -125,9 +125,10 @@ class CheckpointPager:
 
     async def observe(self, target: Target) -> Observation:
         """Observe. Raises ``GpuError`` only if the driver or NVML as a whole cannot be asked."""
-        alive = processes.alive(target.root)
         usage = await self._meter.read()
         members = await self._survey.members(target, usage)
+        # Last: a process that ends after its memory was read must not count as one without any.
+        alive = processes.alive(target.root)
         seen = tuple(self._memory(member, usage) for member in members)
         busy = self._meter.busy(target.session, [m.ref.pid for m in members], usage)
         if not alive:

@@ -1,13 +1,14 @@
-"""Tests of how the pager reads which sessions worked."""
+"""Tests of how the pager reads which sessions worked, and what they have."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
-from scripted_machine import LOOP, Machine
+from scripted_machine import LOOP, TARGET, Machine
 
 from kiwi_core.gpu.nvml import UtilisationSample
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.pager.checkpoint.room import Footprints
 from kiwi_core.pager.checkpoint.survey import UsageMeter
 from kiwi_core.units import SessionId
@@ -76,3 +77,12 @@ def test_one_reading_serves_many_looks(machine: Machine, monkeypatch: pytest.Mon
     meter.forget()
     LOOP.run(meter.read())
     assert len(readings) == 3
+
+
+def test_a_process_that_ends_while_it_is_looked_at_does_not_count_as_one_without_memory(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """Its GPU memory is still in use then. Reported as 0 bytes of a living session, it would count
+    as held by a program outside Kiwi, and the next session would start beside it."""
+    machine.faults["state", 1] = [machine.dies(1, 0)]
+    assert not pager.observe(TARGET).alive
