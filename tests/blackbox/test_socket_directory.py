@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from installed import (
     eventually,
     kiwi,
     needs_users,
+    remove_at_once,
     short,
     started,
     status,
@@ -68,7 +68,7 @@ def test_it_is_the_same_daemon_that_is_found_again(short: Path) -> None:
     env = started_by_itself(short, "--tq", "7")
     run(env, "/bin/true")
     before = the_gpu(short)
-    shutil.rmtree(short / "s")
+    remove_at_once(short / "s")
     run(env, sys.executable, "-c", HOLD, str(32 * MIB), "0")
     after = the_gpu(short)
     assert after["daemon_pid"] == before["daemon_pid"]
@@ -84,7 +84,7 @@ def test_it_comes_back_without_being_asked_for(short: Path) -> None:
         before = the_gpu(short)
         for what in ("the directory", "the socket", "the lock"):
             if what == "the directory":
-                shutil.rmtree(short / "s")
+                remove_at_once(short / "s")
             else:
                 end = ".sock" if what == "the socket" else ".lock"
                 (short / "s" / (before["uuid"] + end)).unlink()
@@ -103,7 +103,7 @@ def test_two_programs_that_do_not_fit_share_one_gpu(short: Path) -> None:
     log = short / "log"
     with started([*program, str(20 * MIB), "600"], log, env):
         eventually(lambda: b"has" in log.read_bytes(), "the first one has memory")
-        shutil.rmtree(short / "s")
+        remove_at_once(short / "s")
         run(env, sys.executable, "-c", HOLD, str(16 * MIB), "0")
         gpu = the_gpu(short)
         assert len(gpu["sessions"]) == 1
@@ -117,7 +117,7 @@ def test_after_that_it_can_crash_and_loses_nobody(short: Path) -> None:
     with started([*program, "600"], log, env):
         eventually(lambda: b"has" in log.read_bytes(), "it has memory")
         before = the_gpu(short)
-        shutil.rmtree(short / "s")
+        remove_at_once(short / "s")
         eventually(lambda: status(short / "s"), "it is found again")
         os.kill(before["daemon_pid"], signal.SIGKILL)
         eventually(
@@ -134,7 +134,7 @@ def test_many_that_come_at_once_start_no_second_one(short: Path) -> None:
     run(env, "/bin/true")
     before = the_gpu(short)
     for _ in range(3):
-        shutil.rmtree(short / "s")
+        remove_at_once(short / "s")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: run(env, "/bin/true"), range(4)))
     assert the_gpu(short)["daemon_pid"] == before["daemon_pid"]

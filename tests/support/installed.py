@@ -138,6 +138,17 @@ def status(directory: Path, **more: str) -> list[Any]:
     return gpus
 
 
+def remove_at_once(directory: Path) -> None:
+    """Remove ``directory``, in which daemons write: first its name, in one step, then the files.
+
+    ``shutil.rmtree`` alone fails with "Directory not empty" when a daemon writes meanwhile: its
+    roster 50 ms after a session has left, everything when it finds its socket gone, and a second
+    daemon that starts just then its directories.
+    """
+    gone = directory.rename(directory.with_name(f"{directory.name}.gone"))
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A short private directory. Every daemon that was started below it ends with the test."""
