@@ -168,10 +168,13 @@ def _start(
         os.close(log)
     with starter:  # closes its standard input at the end, which lets the launcher end
         for _ in ticks:
+            # Before the look: it also ends when it finds a daemon that runs already, and that one
+            # may answer between the look and the end.
+            ended = starter.poll()
             if sockets := _answering(socket_dir):
                 return sockets
-            if starter.poll() is not None:
-                why = f"it ended at once with status {starter.returncode}"
+            if ended is not None:
+                why = f"it ended at once with status {ended}"
                 raise _failed(socket_dir, why, _tail(socket_dir, began_at))
     raise _failed(socket_dir, "it takes too long", _tail(socket_dir, began_at))
 

@@ -14,10 +14,14 @@ import pytest
 
 from kiwi_core.client.autostart import ENV_DAEMON_ARGS, autostart
 from kiwi_core.errors import CallerError, PeerError
+from kiwi_core.wire.messages import Hello
 from tests.client.scripted_daemon import PATIENCE_S, ScriptedDaemon, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kiwi_core.wire.messages import ClientMessage
+    from tests.client.scripted_daemon import Peer
 
 # A whole daemon process: it prints where it is and what it was given, and answers hellos.
 DAEMON = """
@@ -128,6 +132,39 @@ def test_a_daemon_that_ends_tells_why(directory: Path) -> None:
     assert "first line" in str(caught.value)
     assert "status 1" in str(caught.value)
     assert str(directory / "daemon.log") in caught.value.remedy
+
+
+def test_a_daemon_that_answers_when_the_started_one_gives_way_is_found(directory: Path) -> None:
+    """A daemon whose socket was gone makes it again when another one starts, which then ends. Here
+    it answers only after that end, and the second look has begun before."""
+    asked, parent = directory / "asked", directory / "parent"
+    source = (
+        "import os, sys, time\n"
+        f"open({str(parent)!r} + '.new', 'w').write(str(os.getppid()))\n"
+        f"os.rename({str(parent)!r} + '.new', {str(parent)!r})\n"
+        f"while not os.path.exists({str(asked)!r}): time.sleep(0.01)\n"
+        "raise SystemExit('already running')"
+    )
+
+    def answer(peer: Peer, message: ClientMessage) -> None:
+        looks = len(daemon.heard(Hello))
+        if looks > 2:
+            daemon.obey(peer, message)
+            return
+        if looks == 2:
+            eventually(parent.exists)
+            asked.touch()
+            eventually(lambda: not _alive(int(parent.read_text())))
+        peer.drop()
+
+    directory.mkdir(parents=True, mode=0o700)
+    daemon = ScriptedDaemon(directory / "GPU-7.sock")
+    daemon.script = answer
+    daemon.start()
+    try:
+        assert autostart(directory, env=env(), command=command(directory, source)) == [daemon.path]
+    finally:
+        daemon.stop()
 
 
 def test_the_words_of_an_earlier_start_are_not_shown_again(directory: Path) -> None:
