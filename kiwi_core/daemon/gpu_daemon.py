@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from functools import partial
@@ -97,6 +98,8 @@ class GpuDaemon:
         self._config = options.asked.config
         self._stop = asyncio.Event()
         self._leaving = False
+        self._lacks_state = False
+        """True while the state directory is gone and cannot be made again."""
         self.ended_unused = False
         """True if it ends because nobody needs it."""
 
@@ -137,7 +140,8 @@ class GpuDaemon:
             lambda sock: Door(
                 sock, self._admission, lambda: Connection(self._router, self._config, self._turns)
             ),
-            restored=self._address_made_again,
+            complete=self._has_state_directory,
+            restored=self._make_files_again,
             taken=self.stop,
         )
         address.open()
@@ -174,14 +178,20 @@ class GpuDaemon:
         self._options.keep_emulated_state()
         return not self._stop.is_set() and address.is_found()
 
-    def _address_made_again(self) -> None:
+    def _has_state_directory(self) -> bool:
+        return os.path.isdir(self._options.state)
+
+    def _make_files_again(self) -> None:
         """Write the files beside the socket again: they are gone, too, and a crash needs them."""
         self._options.keep_emulated_state()
         try:
             self._prepare_directories()
         except CallerError as error:
-            log.error("the state directory cannot be made again", why=str(error))
+            if not self._lacks_state:  # said once: it is tried again every second
+                log.error("the state directory cannot be made again", why=str(error))
+            self._lacks_state = True
             return
+        self._lacks_state = False
         self._roster.save_anew()
         self._journal.begin_again()
 

@@ -96,6 +96,22 @@ def test_it_comes_back_without_being_asked_for(short: Path) -> None:
     assert not list((short / "s").glob("*.sock")), "and goes with it"
 
 
+def test_what_it_needs_after_a_crash_comes_back_alone(short: Path) -> None:
+    """A removal that goes file by file may meet the state directory after the daemon has made its
+    address again; then the socket is there, and only the state is missing."""
+    env = environment(KIWI_SOCKET_DIR=str(short / "s"))
+    command = [str(KIWI), "daemon", "--emulate", "1x64MiB", "--socket-dir", str(short / "s")]
+    with started(command, short / "log", env):
+        gpu = the_gpu(short)
+        remove_at_once(short / "s" / "state")
+        roster = short / "s" / "state" / f"{gpu['uuid']}.roster"
+        eventually(roster.exists, "the roster is on disk again")
+        run(env, "/bin/true")
+        after = the_gpu(short)
+        assert after["daemon_pid"] == gpu["daemon_pid"]
+        assert after["errors"] == []
+
+
 def test_two_programs_that_do_not_fit_share_one_gpu(short: Path) -> None:
     """One has memory when the directory disappears; the other one comes after it."""
     env = started_by_itself(short)

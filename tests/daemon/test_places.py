@@ -80,8 +80,9 @@ def test_an_address_that_is_made_again_keeps_no_descriptor_of_the_old_one(tmp_pa
     lock = OneDaemonLock(path)
     assert lock.try_acquire()
     address = Address(
-        tmp_path / "s.sock", lock, pytest.fail, restored=pytest.fail, taken=pytest.fail
-    )
+        tmp_path / "s.sock", lock, pytest.fail,
+        complete=pytest.fail, restored=pytest.fail, taken=pytest.fail,
+    )  # fmt: skip
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         path.unlink()
@@ -105,7 +106,7 @@ async def _asked_for_and_closed(path: Path, turns: int) -> None:
     admission = Admission(shares, MessageTurns(shares))
     address = Address(
         path, lock, lambda sock: Door(sock, admission, pytest.fail),
-        restored=lambda: None, taken=pytest.fail,
+        complete=lambda: True, restored=lambda: None, taken=pytest.fail,
     )  # fmt: skip
     address.open()
     keeping = asyncio.create_task(address.keep())

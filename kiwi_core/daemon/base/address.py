@@ -30,17 +30,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-"""Longest extra wait of a notebook that opens meanwhile; each look is three system calls."""
+"""Longest extra wait of a notebook that opens meanwhile; each look is four system calls."""
 
 
 @dataclass(eq=False, repr=False)
 class Address:
     """Holds ``lock`` and listens at a socket with ``serve``. ``restored`` is called after the
-    address was made again, ``taken`` when another daemon has taken it meanwhile."""
+    address was made again, and while the daemon's other files are not ``complete``: whoever removes
+    a directory file by file may remove them after that. ``taken`` is called when another daemon has
+    taken the address meanwhile."""
 
     _path: Path
     _lock: OneDaemonLock
     _serve: Callable[[socket.socket], Door]
+    complete: Callable[[], bool]
     restored: Callable[[], None]
     taken: Callable[[], None]
     _door: Door | None = None
@@ -88,8 +91,12 @@ class Address:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._look.wait(), LOOK_EVERY_S)
             self._look.clear()
-            if not (self._closed or self._is_there()):
+            if self._closed:
+                continue
+            if not self._is_there():
                 self._make_again()
+            elif not self.complete():
+                self.restored()
 
     def _make_again(self) -> None:
         try:
