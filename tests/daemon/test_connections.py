@@ -58,8 +58,8 @@ def test_a_living_process_without_a_connection_gets_time_and_then_leaves(
     one.worker.do("client.connect()")
     daemon.wait_for(lambda s: [x.connected for x in s.sessions] == [True], "it came back")
     assert one.intact()
-    one.worker.do("client.close()")
     began_s = time.monotonic()
+    one.worker.do("client.close()")
     daemon.wait_for(lambda s: not s.sessions, "it has left")
     assert time.monotonic() - began_s > 5, "not at once"
     assert one.worker.get("digest(p, size) == contents")

@@ -28,18 +28,14 @@ if TYPE_CHECKING:
 
 ARGS: Final = ("1x256MiB", "--tq", "0.5", "--lock-timeout", "1", "--stuck-after", "2")
 
-ANSWERS_S: Final = 30.0
-"""Limit for one status, which takes milliseconds. A daemon that waited for the driver would not
-answer at all, and machines that run tests are busy."""
-
 ASKS: Final = 10
 
 
 def answers(daemon: Daemon) -> None:
+    """Check that the daemon answers, and again after it has done something else. One that waited
+    for the driver would not answer at all."""
     for _ in range(ASKS):
-        began_s = time.monotonic()
         daemon.status()
-        assert time.monotonic() - began_s < ANSWERS_S
         time.sleep(0.1)
 
 

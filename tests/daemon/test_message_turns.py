@@ -6,6 +6,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+import virtual_time
+
 from kiwi_core.daemon.base.message_turns import REQUEST_NS, MessageTurns
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.peer_limits import REQUESTS
@@ -15,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UID = 1000
-SLEEP_S = 0.5
-CPU_NS = NS_PER_S // 2
+TOOK_NS = NS_PER_S // 2
 
 
 class OneMessage:
@@ -54,19 +56,24 @@ def requests_charged(handle: Callable[[], None]) -> float:
         bucket.spend(limit.per_user, now_ns := time.monotonic_ns())
         return bucket.empty_ns(now_ns) * limit.per_s / NS_PER_S
 
-    return asyncio.run(run())
+    return virtual_time.run(run())
 
 
-def burn() -> None:
-    until_ns = time.thread_time_ns() + CPU_NS
-    while time.thread_time_ns() < until_ns:
-        pass
+def test_a_message_is_charged_what_it_takes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_ns = 0
+    monkeypatch.setattr(time, "thread_time_ns", lambda: cpu_ns)
+
+    def handle() -> None:
+        nonlocal cpu_ns
+        cpu_ns += TOOK_NS
+        virtual_time.advance(TOOK_NS / NS_PER_S)
+
+    assert requests_charged(handle) == pytest.approx(TOOK_NS / REQUEST_NS)
 
 
-def test_a_message_is_charged_what_it_takes_of_the_cpu() -> None:
-    # Some requests have come back by now: 2000 a second, against 10000 for the processor time.
-    assert requests_charged(burn) > CPU_NS / REQUEST_NS / 2
-
-
-def test_a_message_is_not_charged_for_time_in_which_the_daemon_did_not_run() -> None:
-    assert requests_charged(lambda: time.sleep(SLEEP_S)) < SLEEP_S * NS_PER_S / REQUEST_NS / 10
+def test_a_message_is_not_charged_for_time_in_which_the_daemon_did_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "thread_time_ns", lambda: 0)
+    charged = requests_charged(lambda: virtual_time.advance(TOOK_NS / NS_PER_S))
+    assert charged == pytest.approx(1.0, abs=0.001)

@@ -174,8 +174,8 @@ def test_answers_that_nobody_reads_are_held_for_each_user_up_to_the_share() -> N
         assert closed == receiver.connections[-len(closed) :]
         for connection in receiver.connections:
             connection.abort()
-        await asyncio.sleep(0.05)
-        assert share.used == 0
+        while share.used:  # the test's time limit ends this loop
+            await asyncio.sleep(0)
         for _, theirs in pairs:
             theirs.close()
 

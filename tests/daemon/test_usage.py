@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import somebody as other_users
-from daemon import wait_until
+from daemon import PATIENCE_S, wait_until
 from somebody import ALICE, BOB
 from talker import Talker
 
@@ -62,6 +62,7 @@ def row_of(report: UsageReport, name: str) -> UsageRow:
 def test_usage_is_what_the_scheduler_says_and_outlives_the_daemon(
     start: Start, program: Program
 ) -> None:
+    before_unix_s = time.time()
     daemon = start("1x256MiB", "--tq", "0.5", "--anti-thrash", "always")
     long, short = program(daemon, 150, name="long"), program(daemon, 150, name="short")
     long.start_burst()
@@ -74,7 +75,7 @@ def test_usage_is_what_the_scheduler_says_and_outlives_the_daemon(
     report = usage(daemon)
     assert report.complete
     assert report.began_unix_s is not None
-    assert time.time() - 300 - FINE_S < report.began_unix_s <= time.time()
+    assert before_unix_s - FINE_S < report.began_unix_s <= time.time()
     for one in (long, short):
         said, session = row_of(report, one.name), daemon.session(one.pid)
         assert session is not None
@@ -116,6 +117,7 @@ def test_a_daemon_killed_in_mid_burst_loses_little_and_counts_nothing_twice(
     start: Start, program: Program
 ) -> None:
     daemon = start("1x256MiB")
+    joined = time.monotonic()
     one, other = program(daemon, 20, name="one"), program(daemon, 20, name="other")
     daemon.wait_for(lambda s: not s.holders, "at rest")
     began = time.monotonic()
@@ -135,7 +137,7 @@ def test_a_daemon_killed_in_mid_burst_loses_little_and_counts_nothing_twice(
     assert row_of(ended, "other").bursts == 2
     in_all_s = row_of(ended, "one").held_s - row_of(known, "one").held_s
     assert in_all_s <= time.monotonic() - began
-    assert row_of(ended, "one").held_s <= time.monotonic() - began + 5  # and its first burst
+    assert row_of(ended, "one").held_s <= time.monotonic() - joined
 
 
 somebody = other_users.somebody
@@ -206,11 +208,9 @@ def test_sums_reach_the_disk_by_themselves(tmp_path: Path, monkeypatch: pytest.M
     async def scene() -> None:
         place = Place(tmp_path / "u")
         place.begin("a")
-        until = time.monotonic() + 20
-        while not place.totals():
-            assert time.monotonic() < until
+        while not place.totals():  # the test's time limit ends this loop
             await asyncio.sleep(0.01)
-        await place.keeper.close(5)
+        await place.keeper.close(PATIENCE_S)
 
     asyncio.run(scene())
 
@@ -219,18 +219,18 @@ def test_one_that_departs_keeps_its_last_seconds(tmp_path: Path) -> None:
     async def scene() -> None:
         place = Place(tmp_path / "u")
         place.begin("a", "b")
-        assert await place.keeper.up_to_date(10)
+        assert await place.keeper.up_to_date(PATIENCE_S)
         await asyncio.sleep(0.05)
         place.feed(ev.SessionLost(session=SessionId("a")))
         (final,) = [place.scheduler.story(SessionId("a"))]
         assert final
-        await place.keeper.close(5)
+        await place.keeper.close(PATIENCE_S)
         assert place.totals()["a.ipynb"].held_ns >= 50_000_000
         assert place.totals()["a.ipynb"].bursts == 1
         # The same process may join again and counts from zero.
         again = Place(tmp_path / "u")
         again.begin("a")
-        await again.keeper.close(5)
+        await again.keeper.close(PATIENCE_S)
         assert again.totals()["a.ipynb"].bursts == 2
 
     asyncio.run(scene())
@@ -240,13 +240,13 @@ def test_a_disk_that_is_away_costs_nothing_and_is_tried_again(tmp_path: Path) ->
     async def scene() -> None:
         place = Place(tmp_path / "away" / "u")
         place.begin("a")
-        assert not await place.keeper.up_to_date(10)
+        assert not await place.keeper.up_to_date(PATIENCE_S)
         assert place.keeper.failing
         place.begin("b")
         (tmp_path / "away").mkdir()
-        assert await place.keeper.up_to_date(10)
+        assert await place.keeper.up_to_date(PATIENCE_S)
         assert not place.keeper.failing
-        await place.keeper.close(5)
+        await place.keeper.close(PATIENCE_S)
         assert place.totals()["a.ipynb"].bursts == 1
         assert place.totals()["b.ipynb"].waited_ns > 0  # nobody knows yet that both would fit
 
@@ -265,12 +265,12 @@ def test_what_waits_for_the_disk_is_bounded(
         for n in range(6):
             hour[0] = n * 3600.0
             await asyncio.sleep(0.002)
-            assert not await place.keeper.up_to_date(10)
+            assert not await place.keeper.up_to_date(PATIENCE_S)
         (tmp_path / "away").mkdir()
-        assert await place.keeper.up_to_date(10)
+        assert await place.keeper.up_to_date(PATIENCE_S)
         began_s, _ = place.ledger.totals(0)
         assert began_s == pytest.approx(1e9 + 3 * 3600, abs=FINE_S)
-        await place.keeper.close(5)
+        await place.keeper.close(PATIENCE_S)
 
     asyncio.run(scene())
 
@@ -283,7 +283,7 @@ def test_made_up_names_are_counted_together(
     async def scene() -> None:
         place = Place(tmp_path / "u", wall_s=lambda: 1e9)
         place.begin(*(f"s{n}" for n in range(10)))
-        await place.keeper.close(5)
+        await place.keeper.close(PATIENCE_S)
         totals = place.totals()
         assert len(totals) == 4
         assert THE_REST in totals
@@ -297,7 +297,7 @@ def test_a_slow_disk_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.Mo
     goes_on = threading.Event()
 
     def slow(self: Ledger, *args: Any) -> None:
-        goes_on.wait(60)
+        goes_on.wait(PATIENCE_S)
         add(self, *args)
 
     monkeypatch.setattr(Ledger, "add", slow)
@@ -307,7 +307,7 @@ def test_a_slow_disk_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.Mo
         place.begin("a")
         assert not await place.keeper.up_to_date(0.05)
         goes_on.set()
-        await place.keeper.close(20)
+        await place.keeper.close(PATIENCE_S)
         assert place.totals()["a.ipynb"].bursts == 1
 
     asyncio.run(scene())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,24 +14,19 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from session_program import SessionProgram
 
-ANSWERS_WITHIN_S = 30.0
-"""Time limit of an answer: a daemon that waits for the halted process never answers; one on a busy
-machine answers late."""
-
 
 @contextmanager
 def answering(daemon: Daemon) -> Iterator[None]:
-    """Check that ``kiwi status`` is answered during the whole block."""
-    over, slowest_s, failed = threading.Event(), [0.0], []
+    """Check that the daemon tells its status during the whole block. One that waited for the halted
+    process would not answer at all."""
+    over, failed = threading.Event(), list[Exception]()
 
     def ask() -> None:
         while not over.wait(0.05):
-            began_s = time.monotonic()
             try:
                 daemon.status()
             except Exception as error:  # noqa: BLE001  (the test fails with it, below)
                 failed.append(error)
-            slowest_s[0] = max(slowest_s[0], time.monotonic() - began_s)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -42,7 +36,6 @@ def answering(daemon: Daemon) -> Iterator[None]:
         over.set()
         thread.join()
     assert not failed, failed
-    assert slowest_s[0] < ANSWERS_WITHIN_S
 
 
 def works(one: SessionProgram) -> None:

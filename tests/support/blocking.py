@@ -39,13 +39,14 @@ class Loop:
         return self.run(called())
 
     def close(self) -> None:
-        self.run(_cancel_all())
+        self.run(cancel_all())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
 
 
-async def _cancel_all() -> None:
+async def cancel_all() -> None:
+    """Cancel all other tasks of this loop, and wait for their end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -139,7 +139,7 @@ class Daemon:
     def client(self, index: int = 0) -> Client:
         """Return a connected observer; the caller closes it."""
         for path in self.sockets():
-            client = Client(path, role=Role.OBSERVER, reconnect=False)
+            client = Client(path, role=Role.OBSERVER, reconnect=False, connect_timeout_s=PATIENCE_S)
             if client.connect().gpu_index == index:
                 return client
             client.close()
@@ -240,7 +240,7 @@ class Observers:
     def status(self, index: int) -> GpuStatus:
         client = self._clients.pop(index, None) or self._daemon.client(index)
         try:
-            status = client.status()
+            status = client.status(PATIENCE_S)
         except BaseException:
             client.close()
             raise
