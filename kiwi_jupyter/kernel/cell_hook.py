@@ -1,9 +1,9 @@
 """The cell hook: waits for the GPU before the first statement of a cell that may use it.
 
 ``shell_hooks.py`` gives each cell, as IPython has parsed and transformed it, to ``CellHook.visit``,
-which inserts a call. The call uses a name in ``builtins``, which survives ``%reset``. Events of
-IPython only end what the hook began: an exception or an interrupt in a ``pre_run_cell`` callback
-would be printed and the cell would run all the same.
+which inserts a call (``wait_call.py``). Events of IPython only end what the hook began: an
+exception or an interrupt in a ``pre_run_cell`` callback would be printed and the cell would run all
+the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextvars
-import inspect
 import itertools
 import logging
 import os
@@ -28,6 +27,7 @@ from kiwi_jupyter.kernel.display import CellWaitLine, on_no_screen, screens_for
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import take_override
 from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
+from kiwi_jupyter.kernel.wait_call import insert_wait, is_about_kiwi, runs_as_coroutine
 from kiwi_jupyter.kernel.words import INTERRUPTED, LOST
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.display import Screen
     from kiwi_jupyter.kernel.session import KernelSession
 
-WAIT: Final = "__kiwi_wait__"
-ASYNC_WAIT: Final = "__kiwi_async_wait__"
-
 FAST_S: Final = 0.005
 """Longest time that an async cell holds up the loop, for a grant that comes at once."""
 
@@ -56,7 +53,6 @@ PENDING_MAX: Final = 64
 """Cells that were transformed and never ran (the inserted call was not reached)."""
 
 _log = logging.getLogger("kiwi.kernel")
-_ASYNC_NODES: Final = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -140,7 +136,7 @@ class CellHook:
             self.last_verdict = None
             return node
         decision = self._decider.decide(node, override, source)
-        if not _is_about_kiwi(node):
+        if not is_about_kiwi(node):
             self.last_verdict = decision.verdict
         self._bystander = None
         if decision.verdict.gpu:
@@ -164,31 +160,8 @@ class CellHook:
                 threading.get_ident(), is_silent(), decision.if_untouched
             )
         is_plain = text is not None and "await" not in text and "async" not in text
-        awaited = not is_plain and self._runs_as_coroutine(node)
-        call: ast.expr = ast.Call(
-            func=ast.Name(id=ASYNC_WAIT if awaited else WAIT, ctx=ast.Load()),
-            args=[ast.Constant(value=token)],
-            keywords=[],
-        )
-        statement = ast.Expr(value=ast.Await(value=call) if awaited else call)
-        line = node.body[decision.verdict.first_statement].lineno
-        for part in ast.walk(statement):
-            if isinstance(part, ast.expr | ast.stmt):
-                part.lineno = part.end_lineno = line
-                part.col_offset = part.end_col_offset = 0
-        node.body.insert(decision.verdict.first_statement, statement)
-
-    def _runs_as_coroutine(self, node: ast.Module) -> bool:
-        """Return whether IPython runs this cell on the event loop: decided as IPython does it."""
-        if not self._shell.autoawait or not any(_may_await(part) for part in ast.walk(node)):
-            return False
-        try:
-            code = compile(node, "<kiwi>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        except (SyntaxError, ValueError):
-            return False
-        return bool(code.co_flags & inspect.CO_COROUTINE)
-
-    # --- code that is no cell
+        awaited = not is_plain and self._shell.autoawait and runs_as_coroutine(node)
+        insert_wait(node, decision.verdict.first_statement, token, awaited=awaited)
 
     def must_look(self) -> bool:
         """Return whether code that is no cell could use the GPU at all."""
@@ -198,35 +171,6 @@ class CellHook:
             and self._session.connected_client is not None
             and self._decider.must_look()
         )
-
-    @contextmanager
-    def held(self, member: str, patience_s: float | None = None) -> Iterator[bool]:
-        """The lease around code that is no cell; false after ``patience_s`` without it.
-
-        Inside a cell that already has the lease this does nothing. Without a daemon the code runs.
-        """
-        client = self._session.connected_client
-        if client is None:
-            yield True
-            return
-        ours = False
-        try:
-            try:
-                self._burst.join(client, member)
-                with _interruptible():
-                    ours = self._await_lease(patience_s)
-            except KiwiError:
-                ours = True  # the daemon is away: as without Kiwi
-            yield ours
-        finally:
-            self._burst.leave(member)
-
-    def _await_lease(self, patience_s: float | None) -> bool:
-        until_s = None if patience_s is None else time.monotonic() + patience_s
-        while not self._burst.wait(BLOCKING_POLL_S):
-            if until_s is not None and time.monotonic() >= until_s:
-                return False
-        return True
 
     # --- waiting, in the cell
 
@@ -239,7 +183,7 @@ class CellHook:
         if run is None:
             return
         try:
-            with _interruptible():
+            with interruptible():
                 client = self._session.connected_client
                 if client is None:
                     client = self._client_for(run)
@@ -468,27 +412,8 @@ class CellHook:
         self._session.show_notices()
 
 
-def _may_await(node: ast.AST) -> bool:
-    return isinstance(node, _ASYNC_NODES) or (
-        isinstance(node, ast.comprehension) and bool(node.is_async)
-    )
-
-
-def _is_about_kiwi(node: ast.Module) -> bool:
-    """Return whether this is a ``%kiwi`` line: ``%kiwi why`` is about the cell before it."""
-    first = node.body[0]
-    if len(node.body) != 1 or not isinstance(first, ast.Expr):
-        return False
-    call = first.value
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        return False
-    name = call.args[0] if call.args else None
-    is_kiwi = isinstance(name, ast.Constant) and name.value == "kiwi"
-    return is_kiwi and call.func.attr == "run_line_magic"
-
-
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let SIGINT raise ``KeyboardInterrupt``, whatever handler the kernel has installed."""
     if threading.current_thread() is not threading.main_thread():
         yield

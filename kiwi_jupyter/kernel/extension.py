@@ -12,7 +12,7 @@ from IPython.core.inputtransformer2 import cell_magic
 from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
 from kiwi_jupyter.kernel.burst import Burst
-from kiwi_jupyter.kernel.cell_hook import ASYNC_WAIT, WAIT, CellHook
+from kiwi_jupyter.kernel.cell_hook import CellHook
 from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
 from kiwi_jupyter.kernel.decision import Decider
 from kiwi_jupyter.kernel.driver_gate import DriverGate
@@ -22,6 +22,7 @@ from kiwi_jupyter.kernel.magics import KiwiMagics
 from kiwi_jupyter.kernel.override import rewrite_head
 from kiwi_jupyter.kernel.session import KernelSession, say_on_stderr
 from kiwi_jupyter.kernel.shell_hooks import ShellHooks
+from kiwi_jupyter.kernel.wait_call import ASYNC_WAIT, WAIT
 
 LEAVE_TIMEOUT_S = 60.0
 """Limit for ``%kiwi off`` and unloading: until the memory is back in the GPU."""
@@ -54,7 +55,7 @@ class Extension:
         self.session.unforeseen = line_of_unforeseen(
             lambda: self.session.connected_client, self.cell_hook.unforeseen_line
         ).began
-        self.shell_hooks = ShellHooks(shell, self.cell_hook)
+        self.shell_hooks = ShellHooks(shell, self.cell_hook, self.session, self.burst)
         self._installed = False
 
     def install(self) -> None:

@@ -11,16 +11,22 @@ from __future__ import annotations
 import ast
 import inspect
 import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from kiwi_core.errors import KiwiError
+from kiwi_jupyter.kernel.cell_hook import BLOCKING_POLL_S, interruptible
 from kiwi_jupyter.kernel.stack import parsed_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.cell_hook import CellHook
+    from kiwi_jupyter.kernel.session import KernelSession
 
 INSPECT_PATIENCE_S: Final = 1.0
 """A tooltip is not worth a place in the queue: it does without the object after this long."""
@@ -34,9 +40,13 @@ NOT_NOW: Final = (
 class ShellHooks:
     """Wraps what IPython calls, on the instances of this kernel only."""
 
-    def __init__(self, shell: Any, cell_hook: CellHook) -> None:
+    def __init__(
+        self, shell: Any, cell_hook: CellHook, session: KernelSession, burst: Burst
+    ) -> None:
         self._shell = shell
         self._cell_hook = cell_hook
+        self._session = session
+        self._burst = burst
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -77,7 +87,7 @@ class ShellHooks:
         def user_expressions(expressions: dict[str, str]) -> Any:
             if not expressions or not any(map(self._may_use_gpu, expressions.values())):
                 return plain(expressions)
-            with self._cell_hook.held("expressions"):
+            with self._held("expressions"):
                 return plain(expressions)
 
         return user_expressions
@@ -86,7 +96,7 @@ class ShellHooks:
         def object_inspect_mime(oname: str, *args: Any, **options: Any) -> Any:
             if not self._may_use_gpu(oname):
                 return plain(oname, *args, **options)
-            with self._cell_hook.held("inspect", patience_s=INSPECT_PATIENCE_S) as ours:
+            with self._held("inspect", patience_s=INSPECT_PATIENCE_S) as ours:
                 return plain(oname, *args, **options) if ours else {"text/plain": NOT_NOW}
 
         return object_inspect_mime
@@ -96,7 +106,7 @@ class ShellHooks:
             # Whatever callback it may reach: there is no code here to look at.
             if not self._cell_hook.must_look():
                 return plain(*args, **options)
-            with self._cell_hook.held(f"comm {threading.get_ident()}"):
+            with self._held(f"comm {threading.get_ident()}"):
                 answer = plain(*args, **options)
             if not inspect.isawaitable(answer):
                 return answer
@@ -105,7 +115,7 @@ class ShellHooks:
         return comm_msg
 
     async def _finish(self, answer: Any) -> Any:
-        with self._cell_hook.held(f"comm {threading.get_ident()}"):
+        with self._held(f"comm {threading.get_ident()}"):
             return await answer
 
     def _may_use_gpu(self, code: str) -> bool:
@@ -115,3 +125,32 @@ class ShellHooks:
             return self._cell_hook.judge(ast.parse(code)).gpu
         except SyntaxError:
             return False
+
+    @contextmanager
+    def _held(self, member: str, patience_s: float | None = None) -> Iterator[bool]:
+        """The lease around code that is no cell; false after ``patience_s`` without it.
+
+        Inside a cell that already has the lease this does nothing. Without a daemon the code runs.
+        """
+        client = self._session.connected_client
+        if client is None:
+            yield True
+            return
+        ours = False
+        try:
+            try:
+                self._burst.join(client, member)
+                with interruptible():
+                    ours = self._await_lease(patience_s)
+            except KiwiError:
+                ours = True  # the daemon is away: as without Kiwi
+            yield ours
+        finally:
+            self._burst.leave(member)
+
+    def _await_lease(self, patience_s: float | None) -> bool:
+        until_s = None if patience_s is None else time.monotonic() + patience_s
+        while not self._burst.wait(BLOCKING_POLL_S):
+            if until_s is not None and time.monotonic() >= until_s:
+                return False
+        return True
