@@ -162,6 +162,11 @@ class Config:
     frame_max_bytes: int = 1 * MIB
     """Longest line that a daemon may send: the status of 1,000 sessions takes about 540 KB."""
 
+    unused_ns: int = 600 * NS_PER_S
+    """A daemon that a notebook or ``kiwi run`` started ends when nobody has needed it for this
+    long. A user who restarts a kernel or opens the next notebook within ten minutes finds it with
+    its history; a user who has gone home leaves nothing running."""
+
     hello_within_ns: int = 5 * NS_PER_S
     """A connection without a hello after this time is closed: it takes a place for nothing. A
     client says hello within a millisecond; one whose machine is busy connects again."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kiwi_core.errors import CallerError
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
-from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.pool import MoverPool
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class BlockingPager:
     def __init__(self, gpu_uuid: str) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="pager", daemon=True).start()
-        self._movers = Movers()
+        self._movers = MoverPool()
         self._pager = self._run(self._started(gpu_uuid))
 
     def page_out(self, target: Target, deadline_ns: int) -> Outcome:

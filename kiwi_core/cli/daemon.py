@@ -7,7 +7,6 @@ import re
 
 from kiwi_core import emulator
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
-from kiwi_core.client import autostart
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.policy.interactive import SHARES_MAX
@@ -202,7 +201,8 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=_unused_after,
         help="end when no session and no connection has been there for so long; 0: never (default: "
-        f"0, and {autostart.UNUSED_S:g} where a notebook or kiwi run starts the daemon)",
+        f"0, and {ns_to_seconds(DEFAULTS.unused_ns):g} where a notebook or kiwi run starts the "
+        "daemon)",
     )
     parser.add_argument(
         "--log-json", action="store_true", help="log JSON lines instead of text for people"

@@ -10,7 +10,7 @@ from typing import Final
 
 from kiwi_core.cli.common import add_socket_dir, directory_of
 from kiwi_core.errors import CallerError
-from kiwi_core.kubernetes import others
+from kiwi_core.kubernetes import REPLICAS_MAX, others
 
 DESCRIPTION = """\
 Offers the GPUs of this node's Kiwi daemons to Kubernetes, several places on each: a device plugin
@@ -34,9 +34,6 @@ PACKAGES: Final = {"grpc": "grpcio", "google.protobuf": "protobuf", "yaml": "PyY
 """The packages of the extra, by the module that shows that they are installed."""
 
 _CDI_DIR: Final = Path("/var/run/cdi")
-_REPLICAS_MAX: Final = 1000
-"""As ``kiwi_core.kubernetes.places``, which cannot be imported without the extra."""
-
 _LABEL: Final = r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
 _RESOURCE: Final = re.compile(rf"(?=.{{3,253}}$)[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?/{_LABEL}")
 
@@ -125,9 +122,9 @@ def _has(module: str) -> bool:
 
 
 def _replicas(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text) <= _REPLICAS_MAX:
+    if not text.strip().isdecimal() or not 1 <= int(text) <= REPLICAS_MAX:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number from 1 to {_REPLICAS_MAX}; write for example 8"
+            f"{text!r} is no number from 1 to {REPLICAS_MAX}; write for example 8"
         )
     return int(text)
 

@@ -13,6 +13,7 @@ from kiwi_core.cli.common import for_others_to_read
 from kiwi_core.cli.simulate_text import Column, column_name, report_json, table_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.cli.usage import parse_since
+from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError
 from kiwi_core.simulate import policies
 from kiwi_core.simulate.fleet import Plan, Work
@@ -285,7 +286,7 @@ def _recorded_speeds(recorded: Recorded | None) -> tuple[float, float]:
 def _plans(args: argparse.Namespace, work: Work, cluster: Cluster | None) -> list[Plan]:
     machine = _machine(args, work)
     recorded = work.trace.recorded if work.trace is not None else None
-    quanta_s = args.tq or [recorded.tq_s if recorded is not None else 30.0]
+    quanta_s = args.tq or [recorded.tq_s if recorded is not None else ns_to_seconds(DEFAULTS.tq_ns)]
     mode = args.anti_thrash or (recorded.anti_thrash if recorded is not None else "on")
     return [
         Plan(

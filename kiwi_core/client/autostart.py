@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core import interpreter
 from kiwi_core.client.directory import why_unsafe
 from kiwi_core.client.discovery import discover
+from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
+from kiwi_core.units import ns_to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,11 +37,6 @@ STOPPED_NAME: Final = "stopped"
 
 START_TIMEOUT_S: Final = 60.0
 """The first use compiles the emulated driver, which takes half a minute on a slow machine."""
-
-UNUSED_S: Final = 600.0
-"""A daemon that was started automatically ends when nobody has needed it for this long. A user who
-restarts a kernel or opens the next notebook within ten minutes finds it with its history; a user
-who has gone home leaves nothing running."""
 
 _LOOK_EVERY_S: Final = 0.05
 _ASK_TIMEOUT_S: Final = 2.0
@@ -198,7 +195,8 @@ def _daemon_command(socket_dir: Path, env: Mapping[str, str]) -> list[str]:
             f"{ENV_DAEMON_ARGS} cannot be read: {error}.",
             "Write it as in a shell.",
         ) from error
-    own = ["--socket-dir", str(socket_dir), "--end-unused-after", f"{UNUSED_S:g}"]
+    unused_s = ns_to_seconds(DEFAULTS.unused_ns)
+    own = ["--socket-dir", str(socket_dir), "--end-unused-after", f"{unused_s:g}"]
     return interpreter.module("kiwi_core.cli", "daemon", *own, *more)
 
 

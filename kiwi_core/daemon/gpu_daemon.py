@@ -315,7 +315,7 @@ class GpuDaemon:
         checkpoint = CheckpointPager(
             RemoteDriver(machine.movers), machine.memory, config, make_ram_room=self._make_ram_room,
             store_footprints=self._roster.save, other_roots=self._registry.refs,
-            why_unmovable=partial(machine.why_unmovable, self._links),
+            known_unmovable=partial(machine.why_not_to_move, self._links),
         )  # fmt: skip
         self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 

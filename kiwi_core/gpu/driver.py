@@ -1,10 +1,10 @@
 """The CUDA driver's checkpoint calls on other processes, by process id.
 
-Worker processes (``kiwi_core/movers``) make one call at a time, since a call may take any time;
+Movers (``kiwi_core/movers``) make one call at a time, since a call may take any time;
 only ``lock`` takes a limit. ``GpuError`` carries the driver's number.
 
 Source: CUDA driver API, "CUDA Checkpointing". The calls are those of ``cuda.bindings``: importing
-``cuda.core`` takes each worker half a second, and it raises on the states of newer drivers (4, 5).
+``cuda.core`` takes each mover half a second, and it raises on the states of newer drivers (4, 5).
 """
 
 from __future__ import annotations

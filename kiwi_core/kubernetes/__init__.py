@@ -15,3 +15,9 @@
 
 Needs the extra ``kubernetes`` (grpcio, protobuf, PyYAML), and nothing of the cluster's API.
 """
+
+from typing import Final
+
+REPLICAS_MAX: Final = 1000
+"""Most places on each GPU: the list of 16 such GPUs is far below the 4 MiB of a gRPC message. The
+command line needs it without the extra."""

@@ -26,9 +26,6 @@ RESOURCE: Final = "kiwi-jupyter/gpu"
 REPLICAS: Final = 8
 """Places on each GPU. More programs than that wait long, even if each works a tenth of its time."""
 
-REPLICAS_MAX: Final = 1000
-"""Most places on each GPU: the list of 16 such GPUs is far below the 4 MiB of a gRPC message."""
-
 _BETWEEN: Final = "::"
 
 

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kiwi_core.errors import CallerError
-from kiwi_core.kubernetes.places import REPLICAS_MAX
+from kiwi_core.kubernetes import REPLICAS_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
-"""``python -m kiwi_core.movers PARENT``: a worker. Only a daemon starts it.
+"""``python -m kiwi_core.movers PARENT``: a mover. Only a daemon starts it.
 
 Its standard input is one end of a socket pair. It ends with the daemon: the system kills it, even
-in the middle of a call, and an idle worker sees the end of its input.
+in the middle of a call, and an idle mover sees the end of its input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The calls that a worker can make: each asks the driver for one thing, or reads NVML."""
+"""The calls that a mover can make: each asks the driver for one thing, or reads NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's checkpoint calls and NVML's readings of one GPU, each made by a worker.
+"""The driver's checkpoint calls and NVML's readings of one GPU, each made by a mover.
 
 All raise ``GpuError``, of which ``Hung`` and ``Busy`` are subclasses.
 """
@@ -15,7 +15,7 @@ from kiwi_core.gpu.nvml import GpuGauges, GpuInfo, UtilisationSample
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kiwi_core.movers.pool import Movers
+    from kiwi_core.movers.pool import MoverPool
 
 ANSWER_S: Final = 5.0
 """Limit for calls that normally take a millisecond: a state, a reading, an unlock. A state query
@@ -25,14 +25,14 @@ AFTER_A_LOCK_S: Final = 5.0
 """Added to a lock's own time limit, which the driver keeps to the millisecond."""
 
 START_S: Final = 120.0
-"""Limit for the very first answer: a worker has to start, and the driver to wake up."""
+"""Limit for the very first answer: a mover has to start, and the driver to wake up."""
 
 
 class RemoteDriver:
     """The driver's checkpoint calls. ``checkpoint`` and ``restore`` take a time limit in seconds,
     since the time for a move depends on its size."""
 
-    def __init__(self, movers: Movers) -> None:
+    def __init__(self, movers: MoverPool) -> None:
         self._movers = movers
 
     async def checkpoint_state(self, pid: int) -> CheckpointState:
@@ -56,7 +56,7 @@ class RemoteDriver:
 class RemoteGpu:
     """One GPU's memory, the processes that use it, and its load."""
 
-    def __init__(self, movers: Movers, uuid: str, total_bytes: int) -> None:
+    def __init__(self, movers: MoverPool, uuid: str, total_bytes: int) -> None:
         self._movers = movers
         self._uuid = uuid
         self._total_bytes = total_bytes
@@ -92,7 +92,7 @@ class RemoteGpu:
         return msgspec.convert(found, tuple[UtilisationSample, ...] | None)
 
 
-async def gpus(movers: Movers) -> tuple[GpuInfo, ...]:
+async def gpus(movers: MoverPool) -> tuple[GpuInfo, ...]:
     """Return all GPUs of this machine, by index."""
     found = await movers.call("gpus", deadline_s=START_S)
     return msgspec.convert(found, tuple[GpuInfo, ...])

@@ -7,16 +7,16 @@ from typing import Final
 from kiwi_core.errors import GpuError
 
 MOVER_DIED: Final = "mover-died"
-"""The code of a ``Hung`` whose worker died, although the time limit had not passed."""
+"""The code of a ``Hung`` whose mover died, although the time limit had not passed."""
 
 
 class Hung(GpuError):  # noqa: N818 - the word for what happened
-    """A call that began and was not answered: it passed its time limit, or its worker died. The
+    """A call that began and was not answered: it passed its time limit, or its mover died. The
     driver may have done the work, may still do it, or may never do it: ask for the state."""
 
 
 class Busy(GpuError):  # noqa: N818
-    """A call that did not begin, since no worker became free in time. Nothing has changed."""
+    """A call that did not begin, since no mover became free in time. Nothing has changed."""
 
 
 def hung(what: str, within_s: float) -> Hung:
@@ -34,5 +34,5 @@ def died(what: str) -> Hung:
 def busy(what: str, within_s: float) -> Busy:
     return Busy(
         "driver-busy",
-        f"No worker was free within {within_s:.3g} s to ask the driver ({what}): others hang.",
+        f"No mover was free within {within_s:.3g} s to ask the driver ({what}): others hang.",
     )

@@ -1,4 +1,4 @@
-"""The messages between daemon and worker: four bytes of length, then a frame of msgpack."""
+"""The messages between daemon and mover: four bytes of length, then a frame of msgpack."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a call. A first one, which answers no call, says that the worker is ready."""
+    """The answer to a call. A first one, which answers no call, says that the mover is ready."""
 
     value: Any = None
     failure: Failure | None = None

@@ -1,4 +1,4 @@
-"""The pool of a daemon's workers: started ahead, given one call at a time, killed when they hang.
+"""The pool of a daemon's movers: started ahead, given one call at a time, killed when they hang.
 
 ``driver_calls`` has the time limit of each call. Everything here runs in the loop's thread.
 """
@@ -13,7 +13,7 @@ import structlog
 
 from kiwi_core.movers.errors import busy, died, hung
 from kiwi_core.movers.messages import Call
-from kiwi_core.movers.worker import Worker, value_of
+from kiwi_core.movers.mover import Mover, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEAST: Final = 2
-"""Fewest workers at any time: one makes a long call, another answers questions."""
+"""Fewest movers at any time: one makes a long call, another answers questions."""
 
 MOST: Final = 8
-"""Most workers at any time, including killed ones that have not ended yet: each takes some 100 MB
+"""Most movers at any time, including killed ones that have not ended yet: each takes some 100 MB
 of RAM, and more than a few calls at a time only compete for one bus."""
 
 LONG_S: Final = 0.05
-"""A question takes a millisecond. Once a call takes this long, another worker serves the others."""
+"""A question takes a millisecond. Once a call takes this long, another mover serves the others."""
 
 STARTS_WITHIN_S: Final = 60.0
 """``cuInit`` takes up to 2.7 s; the machine may be busy, and the driver waking up."""
 
 AGAIN_AFTER_S: Final = (0.2, 1.0, 5.0, 20.0)
-"""Pauses before the next start after a worker that ended or hung before it was ready."""
+"""Pauses before the next start after a mover that ended or hung before it was ready."""
 
 IDLE_S: Final = 60.0
-"""A worker beyond ``LEAST`` that has been idle for this long is ended."""
+"""A mover beyond ``LEAST`` that has been idle for this long is ended."""
 
 REAP_S: Final = (0.01, 0.1, 1.0)
-"""Pauses between checks whether a killed worker has ended. One in the kernel may never end."""
+"""Pauses between checks whether a killed mover has ended. One in the kernel may never end."""
 
 
-class Movers:
+class MoverPool:
     """The pool: ``start`` it first, ``close`` it last. ``environment`` adds to the daemon's own."""
 
     def __init__(
@@ -52,13 +52,13 @@ class Movers:
         self._least = least
         self._most = most
         self._environment = environment
-        self._workers: set[Worker] = set()
-        """All workers whose process may exist."""
-        self._idle: deque[Worker] = deque()
-        self._long: set[Worker] = set()
-        """The workers whose call has not been answered for ``LONG_S``."""
-        self._starting: dict[Worker, asyncio.Task[None]] = {}
-        self._waiting: deque[asyncio.Future[Worker]] = deque()
+        self._movers: set[Mover] = set()
+        """All movers whose process may exist."""
+        self._idle: deque[Mover] = deque()
+        self._long: set[Mover] = set()
+        """The movers whose call has not been answered for ``LONG_S``."""
+        self._starting: dict[Mover, asyncio.Task[None]] = {}
+        self._waiting: deque[asyncio.Future[Mover]] = deque()
         self._failures = 0
         self._again: asyncio.TimerHandle | None = None
         self._retiring: asyncio.TimerHandle | None = None
@@ -66,65 +66,65 @@ class Movers:
 
     @property
     def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers]
+        return [mover.pid for mover in self._movers]
 
     async def call(self, name: str, *args: Any, deadline_s: float) -> Any:
         """Return what ``calls.CALLS[name]`` returns, as decoded by msgpack. ``deadline_s`` counts
-        from now and includes the wait for a worker. Raise the call's own ``GpuError``, ``Busy`` if
+        from now and includes the wait for a mover. Raise the call's own ``GpuError``, ``Busy`` if
         it did not begin in time, or ``Hung`` if it began and its result is unknown."""
         what = f"{name} {' '.join(map(str, args))}"
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + deadline_s
         try:
-            worker = await self._take(deadline_s)
+            mover = await self._take(deadline_s)
         except asyncio.TimeoutError:
             raise busy(what, deadline_s) from None
         answered = False
-        long = loop.call_later(LONG_S, self._takes_long, worker)
+        long = loop.call_later(LONG_S, self._takes_long, mover)
         try:
-            asked = worker.ask(Call(name, list(args)))
+            asked = mover.ask(Call(name, list(args)))
             answer = await asyncio.wait_for(asked, max(0.0, ends_at_s - loop.time()))
             value = value_of(answer)
             answered = True
         except asyncio.TimeoutError:
-            log.warning("a driver call hangs", what=what, seconds=deadline_s, mover=worker.pid)
+            log.warning("a driver call hangs", what=what, seconds=deadline_s, mover=mover.pid)
             raise hung(what, deadline_s) from None
         except OSError as error:
-            log.warning("a mover ended in mid-call", what=what, mover=worker.pid, why=str(error))
+            log.warning("a mover ended in mid-call", what=what, mover=mover.pid, why=str(error))
             raise died(what) from error
         except Exception:
             answered = True  # the call's own failure
             raise
         finally:
             long.cancel()
-            self._long.discard(worker)
-            self._give_back(worker) if answered else self._kill(worker)
+            self._long.discard(mover)
+            self._give_back(mover) if answered else self._kill(mover)
         return value
 
     async def close(self) -> None:
-        """Kill all workers. One that does not end is left to the system."""
+        """Kill all movers. One that does not end is left to the system."""
         self._closed = True
         if self._again is not None:
             self._again.cancel()
         for task in list(self._starting.values()):
             task.cancel()
-        for worker in list(self._workers):
-            self._kill(worker)
+        for mover in list(self._movers):
+            self._kill(mover)
         for pause_s in REAP_S:
-            if all(worker.exited for worker in self._workers):
+            if all(mover.exited for mover in self._movers):
                 break
             await asyncio.sleep(pause_s)
 
     # --- handing out ----------------------------------------------------------------------------
 
-    async def _take(self, deadline_s: float) -> Worker:
-        """Return a worker; raise ``TimeoutError`` if none is free in time."""
+    async def _take(self, deadline_s: float) -> Mover:
+        """Return a mover; raise ``TimeoutError`` if none is free in time."""
         if self._idle:  # as nearly always: spare the call a task and a round of the loop
             return self._idle.pop()  # the one used last, so that the others can be retired
         return await asyncio.wait_for(self._next_free(), deadline_s)
 
-    async def _next_free(self) -> Worker:
-        place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+    async def _next_free(self) -> Mover:
+        place: asyncio.Future[Mover] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         try:
             return await place
@@ -133,94 +133,94 @@ class Movers:
                 self._give_back(place.result())  # it came just as the wait was cancelled
             raise
 
-    def _give_back(self, worker: Worker) -> None:
-        if worker not in self._workers:
+    def _give_back(self, mover: Mover) -> None:
+        if mover not in self._movers:
             return  # it has ended meanwhile
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
-                place.set_result(worker)
+                place.set_result(mover)
                 return
-        self._idle.append(worker)
+        self._idle.append(mover)
         if self._retiring is None and self._too_many:
             self._retiring = asyncio.get_running_loop().call_later(IDLE_S, self._retire)
 
     @property
     def _too_many(self) -> bool:
-        return len(self._workers) > self._least + len(self._long)
+        return len(self._movers) > self._least + len(self._long)
 
     def _retire(self) -> None:
-        """End the longest idle worker if there are still too many, and look again later."""
+        """End the longest idle mover if there are still too many, and look again later."""
         self._retiring = None
         if self._idle and self._too_many:
             self._kill(self._idle[0])
             self._retiring = asyncio.get_running_loop().call_later(IDLE_S, self._retire)
 
-    def _takes_long(self, worker: Worker) -> None:
-        """Start another worker for new calls, since this one moves memory, or hangs."""
-        self._long.add(worker)
+    def _takes_long(self, mover: Mover) -> None:
+        """Start another mover for new calls, since this one moves memory, or hangs."""
+        self._long.add(mover)
         self.start()
 
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start workers until there are ``least`` for quick calls beside those in a long one."""
+        """Start movers until there are ``least`` for quick calls beside those in a long one."""
         if self._closed or self._again is not None:
             return
-        while len(self._workers) < self._most and self._useful < self._least + len(self._long):
-            worker = Worker(self._ended)
-            self._workers.add(worker)
-            self._starting[worker] = asyncio.ensure_future(self._begin(worker))
+        while len(self._movers) < self._most and self._useful < self._least + len(self._long):
+            mover = Mover(self._ended)
+            self._movers.add(mover)
+            self._starting[mover] = asyncio.ensure_future(self._begin(mover))
 
     @property
     def _useful(self) -> int:
-        """The number of workers that were not killed: a killed one may hang in the kernel."""
-        return sum(not worker.reaping for worker in self._workers)
+        """The number of movers that were not killed: a killed one may hang in the kernel."""
+        return sum(not mover.reaping for mover in self._movers)
 
-    async def _begin(self, worker: Worker) -> None:
+    async def _begin(self, mover: Mover) -> None:
         try:
-            first = await asyncio.wait_for(worker.start(self._environment), STARTS_WITHIN_S)
+            first = await asyncio.wait_for(mover.start(self._environment), STARTS_WITHIN_S)
         except (OSError, asyncio.TimeoutError) as error:
-            self._not_started(worker, str(error) or "it does not say that it is ready")
+            self._not_started(mover, str(error) or "it does not say that it is ready")
             return
         finally:
-            self._starting.pop(worker, None)
+            self._starting.pop(mover, None)
         if first.failure is not None:
             log.error("the driver cannot be initialised", why=first.failure.message)
         self._failures = 0
-        log.debug("mover ready", mover=worker.pid)
-        self._give_back(worker)
+        log.debug("mover ready", mover=mover.pid)
+        self._give_back(mover)
 
-    def _not_started(self, worker: Worker, why: str) -> None:
+    def _not_started(self, mover: Mover, why: str) -> None:
         again_s = AGAIN_AFTER_S[min(self._failures, len(AGAIN_AFTER_S) - 1)]
         self._failures += 1
         log.error("a mover did not start", why=why, again_s=again_s)
         if self._again is None and not self._closed:
             self._again = asyncio.get_running_loop().call_later(again_s, self._try_again)
-        self._kill(worker)
+        self._kill(mover)
 
     def _try_again(self) -> None:
         self._again = None
         self.start()
 
-    def _kill(self, worker: Worker) -> None:
-        worker.kill()
-        self._ended(worker)
+    def _kill(self, mover: Mover) -> None:
+        mover.kill()
+        self._ended(mover)
 
-    def _ended(self, worker: Worker) -> None:
-        """Remove ``worker``, which answers no more, and replace it."""
-        if worker in self._idle:
-            self._idle.remove(worker)
-        if worker in self._workers and not worker.reaping:
-            worker.reaping = True
-            self._reap(worker, 0)
+    def _ended(self, mover: Mover) -> None:
+        """Remove ``mover``, which answers no more, and replace it."""
+        if mover in self._idle:
+            self._idle.remove(mover)
+        if mover in self._movers and not mover.reaping:
+            mover.reaping = True
+            self._reap(mover, 0)
             self.start()
 
-    def _reap(self, worker: Worker, looks: int) -> None:
-        """Free the worker's place once its process is gone; one hanging in the kernel keeps it."""
-        if worker.exited:
-            self._workers.discard(worker)
+    def _reap(self, mover: Mover, looks: int) -> None:
+        """Free the mover's place once its process is gone; one hanging in the kernel keeps it."""
+        if mover.exited:
+            self._movers.discard(mover)
             self.start()
         elif not self._closed:
             pause_s = REAP_S[min(looks, len(REAP_S) - 1)]
-            asyncio.get_running_loop().call_later(pause_s, self._reap, worker, looks + 1)
+            asyncio.get_running_loop().call_later(pause_s, self._reap, mover, looks + 1)

@@ -10,7 +10,6 @@ import pytest
 from cli_process import finish, start_kiwi
 
 from kiwi_core.cli import device_plugin, main
-from kiwi_core.kubernetes import places
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,10 +44,6 @@ def test_a_wrong_option_is_explained(
 ) -> None:
     assert main(["device-plugin", option, value]) == 2
     assert re.search(f"{value!r} is no .*; write for example", capsys.readouterr().err)
-
-
-def test_the_limit_is_said_twice_and_the_same() -> None:
-    assert device_plugin._REPLICAS_MAX == places.REPLICAS_MAX
 
 
 def test_a_directory_with_too_long_a_name_is_refused(tmp_path: Path) -> None:

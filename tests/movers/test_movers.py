@@ -24,7 +24,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.movers.errors import Busy, Hung
-from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.pool import MoverPool
 from kiwi_core.units import MIB
 
 HANGS_S = 1.0
@@ -45,8 +45,8 @@ class World:
         self.loop = Loop()
         self._closing: list[Callable[[], Any]] = []
 
-    def movers(self, least: int = 2, most: int = 8, **environment: str) -> Movers:
-        made = Movers(least, most, self.environment | environment)
+    def movers(self, least: int = 2, most: int = 8, **environment: str) -> MoverPool:
+        made = MoverPool(least, most, self.environment | environment)
         self.loop.loop.call_soon_threadsafe(made.start)
         self._closing.append(lambda: self.loop.run(made.close()))
         return made
@@ -56,7 +56,7 @@ class World:
         self._closing.append(one.close)
         return one
 
-    def state(self, movers: Movers, pid: int) -> CheckpointState:
+    def state(self, movers: MoverPool, pid: int) -> CheckpointState:
         return self.loop.run(RemoteDriver(movers).checkpoint_state(pid))
 
     def close(self) -> None:
@@ -233,10 +233,10 @@ def test_workers_that_cannot_start_leave_no_call_waiting(world: World) -> None:
 
 DAEMON = """
     import asyncio, sys
-    from kiwi_core.movers.pool import Movers
+    from kiwi_core.movers.pool import MoverPool
 
     async def main():
-        movers = Movers()
+        movers = MoverPool()
         movers.start()
         await movers.call("checkpoint_state", 1, deadline_s=60)
         print("workers", *movers.pids, flush=True)

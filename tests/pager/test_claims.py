@@ -17,7 +17,7 @@ from cuda_program import CudaProgram
 from kiwi_core import emulator
 from kiwi_core.gpu import processes
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu
-from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.pool import MoverPool
 from kiwi_core.pager.api import Lost, Moved, Refused, Target
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.states import Reason
@@ -41,7 +41,7 @@ class Stage:
         self.environment = emulator.environment(path, libraries)
         self.path = path
         self.loop = Loop()
-        self.movers = Movers(environment=self.environment)
+        self.movers = MoverPool(environment=self.environment)
         self.loop.loop.call_soon_threadsafe(self.movers.start)
         self.outsider = Worker(self.environment)
         self.program = CudaProgram(self.environment, SIZE_MIB * MIB)

@@ -26,7 +26,7 @@ _SETUP = """
 import dataclasses
 from blocking import Blocking, Loop
 from kiwi_core.config import DEFAULTS
-from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.pool import MoverPool
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
@@ -36,7 +36,7 @@ from kiwi_core.units import SessionId
 roots = set()
 remembered = {{}}
 loop = Loop()
-movers = Movers()
+movers = MoverPool()
 loop.loop.call_soon_threadsafe(movers.start)
 gpu = next(gpu for gpu in loop.run(gpus(movers)) if gpu.uuid == {uuid!r})
 checkpoint = CheckpointPager(

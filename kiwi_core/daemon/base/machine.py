@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.errors import CallerError
 from kiwi_core.movers.driver_calls import RemoteGpu, gpus
-from kiwi_core.movers.pool import Movers
+from kiwi_core.movers.pool import MoverPool
 from kiwi_core.pager.checkpoint.unmovable import MIG, unreached, why_unmovable
 from kiwi_core.states import Residency
 
@@ -24,11 +24,11 @@ class Machine:
     ``None``: the machine's state decides."""
 
     gpu: GpuInfo
-    movers: Movers
+    movers: MoverPool
     memory: RemoteGpu
     fixed_budget_bytes: int | None = None
 
-    def why_unmovable(self, links: LinkedProcesses, ref: ProcessRef) -> WhyUnmovable | None:
+    def why_not_to_move(self, links: LinkedProcesses, ref: ProcessRef) -> WhyUnmovable | None:
         """Return why the driver must not move ``ref``, or ``None``. What a library said before its
         connection was lost counts too."""
         link = next((link for link in links.everybody() if link.ref == ref), None)
@@ -48,7 +48,7 @@ class Machine:
 
 async def this_machine(gpu_uuid: str, fixed_budget_bytes: int | None) -> Machine:
     """Start the movers. Raise ``KiwiError`` if this machine cannot run them."""
-    movers = Movers()
+    movers = MoverPool()
     movers.start()
     gpu = next((gpu for gpu in await gpus(movers) if gpu.uuid == gpu_uuid), None)
     if gpu is None:

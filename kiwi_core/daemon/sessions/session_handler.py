@@ -115,14 +115,16 @@ class SessionHandler:
 
     def _give_up_waiting(self, connection: Connection, message: m.Withdraw) -> None:
         member = self._speaker(connection)
-        if self._gives_up(member, message.burst):
+        self.places.withdraw(member, message.burst)
+        if member.client_burst == message.burst:  # else it may be the daemon's own: see _end_burst
             self._withdraw(member)
         connection.send(m.Withdrawn(burst=message.burst))
 
     def _end_burst(self, connection: Connection, message: m.EndBurst) -> None:
         member = self._speaker(connection)
-        if not self._gives_up(member, message.burst):
-            return
+        self.places.withdraw(member, message.burst)
+        if member.client_burst != message.burst:
+            return  # a burst in progress may be one that the daemon made for a call at the gate
         if message.lingering:
             self._core.feed(ev.BurstLingered(session=member.id, burst=member.burst))
         else:
@@ -137,13 +139,6 @@ class SessionHandler:
         if member is None:
             raise _superseded()
         return member
-
-    def _gives_up(self, member: SessionRecord, burst: int) -> bool:
-        """Stop waiting outside the queue for ``burst``, and return whether it is the latest one of
-        ``member``. If not, a burst in progress may be one that the daemon made for a call at the
-        gate."""
-        self.places.withdraw(member, burst)
-        return member.client_burst == burst
 
     def disconnected(self, connection: Connection, *, closing: bool) -> None:
         """``closing``: the daemon is leaving."""

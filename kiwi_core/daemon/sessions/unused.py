@@ -1,7 +1,7 @@
 """Find out whether anybody needs this daemon: one that a notebook started ends when nobody does.
 
 The time comes with ``--end-unused-after``. Where a notebook or ``kiwi run`` starts the daemon, it
-is ``UNUSED_S`` of ``kiwi_core/client/autostart.py``.
+is ``Config.unused_ns``.
 """
 
 from __future__ import annotations

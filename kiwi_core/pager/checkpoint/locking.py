@@ -42,7 +42,7 @@ _SETTLE_POLL_S: Final = 0.01
 _STOPPED_POLL_S: Final = 0.1
 
 _ASK_AGAIN_S: Final = (0.1, 1.0, 5.0, 20.0, 60.0)
-"""Times between questions about a process on which a call hangs. Each question may occupy a worker
+"""Times between questions about a process on which a call hangs. Each question may occupy a mover
 for its whole time limit, and there may be several such processes."""
 
 _IN_TRANSIT: Final = frozenset({CheckpointState.CHECKPOINTING, CheckpointState.RESTORING})

@@ -68,7 +68,7 @@ class Moving:
             return None
 
     async def _checkpoint(self, ref: ProcessRef) -> None:
-        """Checkpoint, and again if the worker died. Drivers before 13.4 report "locked" while they
+        """Checkpoint, and again if the mover died. Drivers before 13.4 report "locked" while they
         still work on the first call. A second call is answered after the first one."""
         try:
             await self._driver.checkpoint(ref.pid, self._left_s())

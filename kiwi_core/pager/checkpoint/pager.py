@@ -58,8 +58,8 @@ class CheckpointPager:
     ``store_footprints()`` is called before a page-out moves anything: a daemon that takes over must
     know the footprints.
     ``other_roots()`` returns the root processes of all sessions: a session that was started inside
-    another (``kiwi run -- jupyter lab``) does not belong to that one. ``why_unmovable`` says which
-    processes must not be moved.
+    another (``kiwi run -- jupyter lab``) does not belong to that one. ``known_unmovable`` says
+    beforehand why a process must not be moved.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CheckpointPager:
         store_footprints: Callable[[], None] = lambda: None,
         other_roots: Callable[[], Collection[ProcessRef]] = frozenset,
         host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
-        why_unmovable: Callable[[ProcessRef], WhyUnmovable | None] = lambda _ref: None,
+        known_unmovable: Callable[[ProcessRef], WhyUnmovable | None] = lambda _ref: None,
     ) -> None:
         self.room = GpuRoom(gpu, config)
         """Shared with others that bring memory into this GPU."""
@@ -89,7 +89,7 @@ class CheckpointPager:
             host_available_bytes=host_available_bytes,
             make_ram_room=make_ram_room,
             store_footprints=store_footprints,
-            unmovable=Unmovable(why_unmovable),
+            unmovable=Unmovable(known_unmovable),
             failures=RestoreFailures(),
             full=FullGpu(gpu, config),
         )

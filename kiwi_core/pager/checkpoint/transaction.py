@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kiwi_core.pager.checkpoint.survey import SessionProcess
 
 _ROUNDS_MAX: Final = 3
-"""Rounds of an operation. A worker that is killed may leave one unfinished call per process. The
-driver may perform that call after the next worker has read the state: then another round reads it
+"""Rounds of an operation. A mover that is killed may leave one unfinished call per process. The
+driver may perform that call after the next mover has read the state: then another round reads it
 again."""
 
 

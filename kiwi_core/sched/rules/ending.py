@@ -137,14 +137,14 @@ def _in_the_way_of(st: State, waiter: Session, candidates: list[Session]) -> lis
     if waiter.stopped or waiter.stuck or waiter.turn_ending:
         return []
     holding = [session for session in candidates if _is_over(st, session, waiter)]
-    wanted_bytes = room.least_bytes(st, waiter, alone=True)
+    needs_bytes = room.minimum_bytes(st, waiter, alone=True)
     room_bytes = st.capacity_bytes - _stays_bytes(st, waiter, holding)
     held_bytes = sum(session.resident_bytes for session in holding)
-    if wanted_bytes > room_bytes:
+    if needs_bytes > room_bytes:
         return []
     found = []
     for session in holding:
-        if wanted_bytes <= room_bytes - held_bytes:
+        if needs_bytes <= room_bytes - held_bytes:
             break
         found.append(session)
         held_bytes -= session.resident_bytes

@@ -1,6 +1,13 @@
 """Room in the GPU: whether there is enough for a session, and how many to page out for it.
 
-The policy says in which order (``Policy.victims``).
+The policy says in which order (``Policy.victims``). How much is enough has three figures, each with
+the session's own memory included:
+
+- ``wanted_bytes``: with a margin and the possible growth. Ordinary sessions are paged out for it.
+- ``minimum_bytes``: below it the session must not run. If all page-outs together free less, it
+  waits; if they free at least that, it runs with what there is.
+- ``forced_bytes``: without margin and possible growth. Residues (``is_residue``), whose page-out is
+  slow, are moved only for this much, or for ``minimum_bytes`` if that is more.
 """
 
 from __future__ import annotations
@@ -67,7 +74,7 @@ def is_residue(st: State, session: Session) -> bool:
 
 
 def wanted_bytes(st: State, session: Session) -> int:
-    """Return the room that ``session`` should have (its own memory included) before it runs."""
+    """Return the room that ``session`` should have before it runs."""
     footprint = session.footprint_bytes
     if session.leaving:
         return footprint
@@ -83,11 +90,10 @@ def wanted_bytes(st: State, session: Session) -> int:
     return wanted if wanted > footprint else footprint
 
 
-def least_bytes(st: State, session: Session, alone: bool) -> int:
-    """Return the room below which ``session`` must not run; compare ``wanted_bytes``. Alone, a
-    session of unknown need makes do with half of the capacity: a neighbour that cannot be moved
-    must neither keep all others out for ever, nor leave a newcomer so little that it runs out of
-    memory at once."""
+def minimum_bytes(st: State, session: Session, alone: bool) -> int:
+    """Return the room below which ``session`` must not run. Alone, a session of unknown need makes
+    do with half of the capacity: a neighbour that cannot be moved must neither keep all others out
+    for ever, nor leave a newcomer so little that it runs out of memory at once."""
     protects = st.protects and not session.leaving
     if alone and protects and session.is_unknown(st.total_bytes):
         return max(session.footprint_bytes, st.capacity_bytes // 2)
@@ -99,10 +105,9 @@ def least_bytes(st: State, session: Session, alone: bool) -> int:
     return max(session.footprint_bytes, min(with_margin, st.capacity_bytes))
 
 
-def lacked_bytes(st: State, session: Session) -> int:
-    """Return the room that ``session`` gets (its own memory included) even if residues have to be
-    moved for it: without the margin, and without the possible growth of a session of unknown
-    need."""
+def forced_bytes(st: State, session: Session) -> int:
+    """Return the room for which residues, too, are moved: without the margin, and without the
+    possible growth of a session of unknown need."""
     expected = footprint = session.footprint_bytes
     protects = st.protects and not session.leaving
     if protects and not session.is_unknown(st.total_bytes):
@@ -129,13 +134,16 @@ def _queued_ns(session: Session) -> int:
 
 
 def survey(
-    st: State, short_bytes: int, beside: Session | None = None, lacking_bytes: int | None = None
+    st: State,
+    short_bytes: int,
+    beside: Session | None = None,
+    residues_for_bytes: int | None = None,
 ) -> VictimSurvey:
     """Pick victims until they free ``short_bytes``, or until there are no more. Residues are moved
-    only for ``lacking_bytes``, the part that is really lacking (default: all of it)."""
+    only for ``residues_for_bytes``, a part of it (default: all of it)."""
     found = VictimSurvey()
-    if lacking_bytes is None:
-        lacking_bytes = short_bytes
+    if residues_for_bytes is None:
+        residues_for_bytes = short_bytes
     if short_bytes <= 0:
         return found
     spared: list[Session] = []
@@ -147,7 +155,7 @@ def survey(
         if found.gain_bytes >= short_bytes:
             return found
     for victim in spared:
-        if found.gain_bytes >= lacking_bytes:
+        if found.gain_bytes >= residues_for_bytes:
             break
         _take(st, found, victim)
     return found
@@ -206,18 +214,18 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     is being brought in), room for what it already has suffices."""
     if st.unread and _awaits_reading(st, session):
         return COMING, None
-    held_bytes = session.counted_claim_bytes
-    short = wanted_bytes(st, session) - held_bytes - st.free_bytes
-    if short <= 0:
+    has_bytes = session.counted_claim_bytes + st.free_bytes
+    short_bytes = wanted_bytes(st, session) - has_bytes
+    if short_bytes <= 0:
         return READY, None
-    coming = coming_bytes(st)
-    least = least_bytes(st, session, alone) - held_bytes - st.free_bytes
-    lacking_bytes = max(least, lacked_bytes(st, session) - held_bytes - st.free_bytes)
-    found = survey(st, short - coming, beside=session, lacking_bytes=lacking_bytes - coming)
-    if coming + found.gain_bytes < short:
-        if coming + found.gain_bytes < least:
+    needs_bytes = minimum_bytes(st, session, alone) - has_bytes
+    forces_bytes = max(needs_bytes, forced_bytes(st, session) - has_bytes)
+    comes_bytes = coming_bytes(st)
+    found = survey(st, short_bytes - comes_bytes, session, forces_bytes - comes_bytes)
+    if comes_bytes + found.gain_bytes < short_bytes:
+        if comes_bytes + found.gain_bytes < needs_bytes:
             return SHORT, found
-        if not found.victims and not coming:
+        if not found.victims and not comes_bytes:
             return READY, found
     evict(st, found, f"room for {session.id}")
     return COMING, found
@@ -237,7 +245,7 @@ def make_up(st: State, session: Session) -> None:
     free_bytes += sum(one.resident_bytes for one in _making_room(st))
     lacking_bytes = restore_bytes - free_bytes
     margin_bytes = 0 if session.leaving else st.margin_bytes  # as ``wanted_bytes``
-    found = survey(st, lacking_bytes + margin_bytes, beside=session, lacking_bytes=lacking_bytes)
+    found = survey(st, lacking_bytes + margin_bytes, session, residues_for_bytes=lacking_bytes)
     evict(st, found, f"room for {session.id}, which is on its way in")
 
 

@@ -215,8 +215,8 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     free_bytes += waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
     movable_bytes = sum(r.resident_bytes for r in st.runners.values())
-    lacking_bytes = room.lacked_bytes(st, waiter) - free_bytes - movable_bytes
-    found = room.survey(st, short_bytes, beside=waiter, lacking_bytes=lacking_bytes)
+    forced_bytes = room.forced_bytes(st, waiter) - free_bytes - movable_bytes
+    found = room.survey(st, short_bytes, beside=waiter, residues_for_bytes=forced_bytes)
     if found.gain_bytes >= short_bytes or (
         _stays(runner) and _makes_do(st, waiter, free_bytes + found.gain_bytes)
     ):
@@ -240,7 +240,7 @@ def _stays(runner: Session) -> bool:
 def _makes_do(st: State, waiter: Session, room_bytes: int) -> bool:
     """Return whether ``waiter`` may run with ``room_bytes`` beside memory that has to stay, once
     the runner is held: better than to wait for the end of the runner's burst."""
-    return room_bytes >= room.least_bytes(st, waiter, alone=st.holders == 1)
+    return room_bytes >= room.minimum_bytes(st, waiter, alone=st.holders == 1)
 
 
 def _growth_bytes(st: State) -> int:
@@ -259,8 +259,8 @@ def shelter(st: State) -> None:
     if short_bytes <= 0 or not st.runners:
         return
     coming = room.coming_bytes(st)
-    lacking_bytes = short_bytes if len(st.runners) > 1 else _may_hit_the_wall_bytes(st)
-    found = room.survey(st, short_bytes - coming, lacking_bytes=lacking_bytes - coming)
+    for_bytes = short_bytes if len(st.runners) > 1 else _may_hit_the_wall_bytes(st)
+    found = room.survey(st, short_bytes - coming, residues_for_bytes=for_bytes - coming)
     room.evict(st, found, "the runners need more room")
     st.runners_outgrow(len(st.runners) > 1 and coming + found.gain_bytes < short_bytes)
 

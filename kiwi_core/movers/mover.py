@@ -1,4 +1,4 @@
-"""One worker as the daemon sees it: its process, its socket, and the call in progress."""
+"""One mover as the daemon sees it: its process, its socket, and the call in progress."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _decoder = msgspec.msgpack.Decoder(CallAnswer)
 
 
-class Worker(asyncio.Protocol):
-    """One worker. ``ended`` is called once, when the process has ended or closed its socket."""
+class Mover(asyncio.Protocol):
+    """One mover. ``ended`` is called once, when the process has ended or closed its socket."""
 
-    def __init__(self, ended: Callable[[Worker], None]) -> None:
+    def __init__(self, ended: Callable[[Mover], None]) -> None:
         self._ended = ended
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
@@ -58,7 +58,7 @@ class Worker(asyncio.Protocol):
         return await answer
 
     def ask(self, call: Call) -> asyncio.Future[CallAnswer]:
-        """Send ``call`` and return its answer to come, which is an ``OSError`` if the worker ends
+        """Send ``call`` and return its answer to come, which is an ``OSError`` if the mover ends
         meanwhile. Raise ``OSError`` if it has ended."""
         answer = self._expect()
         assert self._transport is not None
@@ -73,7 +73,7 @@ class Worker(asyncio.Protocol):
 
     def _expect(self) -> asyncio.Future[CallAnswer]:
         if self._transport is not None and self._transport.is_closing():
-            raise BrokenPipeError(f"worker {self.pid} has ended")
+            raise BrokenPipeError(f"mover {self.pid} has ended")
         self._answer = asyncio.get_running_loop().create_future()
         return self._answer
 
@@ -89,13 +89,13 @@ class Worker(asyncio.Protocol):
         if len(self._buffer) < max(size, HEAD_BYTES + 1):
             return
         answer = _decoder.decode(bytes(self._buffer[HEAD_BYTES:size]))
-        self._buffer.clear()  # the worker sends nothing that it was not asked for
+        self._buffer.clear()  # the mover sends nothing that it was not asked for
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error or BrokenPipeError(f"worker {self.pid} has ended"))
+            self._answer.set_exception(error or BrokenPipeError(f"mover {self.pid} has ended"))
             self._answer.exception()  # marks it as retrieved, since no caller may wait for it
         self._ended(self)
 
