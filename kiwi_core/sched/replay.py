@@ -32,8 +32,6 @@ from kiwi_core.states import AntiThrash
 from kiwi_core.units import NS_PER_S, format_bytes, format_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from kiwi_core.sched.events import Event
     from kiwi_core.units import SessionId
 
@@ -158,12 +156,10 @@ class Replay:
         self.scheduler: Final = header.scheduler(checks=checks)
         self.differences = 0
         self._start_ns: int | None = None
-        self._last_ns = 0
 
     def feed(self, entry: JournalEntry) -> list[ReplayLine]:
         if self._start_ns is None:
             self._start_ns = entry.now_ns
-        self._last_ns = entry.now_ns
         at_ns = entry.now_ns - self._start_ns
         actions = entry.actions
         if self.checked:
@@ -177,48 +173,11 @@ class Replay:
             lines.append(ReplayLine(at_ns, f"  ≠ the journal says: {recorded}", differs=True))
         return lines
 
-    def summary(self) -> list[str]:
-        """Return how long each present session held and waited, a line each, and a verdict."""
-        if not self.checked:
-            return ["answers of the scheduler: not checked (the journal's beginning is missing)"]
-        view = self.scheduler.view(self._last_ns)
-        lines = [
-            f"{s.id}: held {_seconds(s.held_ns)}, waited {_seconds(s.waited_ns)}, "
-            f"suspended {s.suspensions}×, now {s.state.value}"
-            for s in view.sessions
-        ]
-        verdict = f"{self.differences} differ" if self.differences else "as recorded"
-        return [*lines, f"answers of the scheduler: {verdict}"]
-
 
 def goes_on(header: JournalHeader) -> bool:
     """Return whether ``header`` continues the records before it without a gap (the files of one
     journal were joined in order), so that the replay can go on with the same scheduler."""
     return header.continued and not header.lost_entries
-
-
-def replay(records: Iterable[JournalHeader | JournalEntry]) -> Iterator[ReplayLine | str]:
-    """Yield the lines of all entries, then the summary. A further header (the daemon was restarted,
-    or has lost lines) begins a new replay, unless it continues the last one without a gap. Raise
-    ``CallerError`` if the journal does not begin with a header."""
-    player: Replay | None = None
-    for record in records:
-        if isinstance(record, JournalHeader):
-            if player is not None and goes_on(record):
-                continue
-            if player is not None:
-                yield from player.summary()
-            player = Replay(record)
-        elif player is None:
-            raise CallerError(
-                "bad-journal",
-                "The journal does not begin with a header.",
-                "Give the whole file, from its first line.",
-            )
-        else:
-            yield from player.feed(record)
-    if player is not None:
-        yield from player.summary()
 
 
 def describe_event(event: Event) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut
-from kiwi_core.sched.replay import JournalEntry, JournalHeader, encode_line
+from kiwi_core.sched.replay import JournalEntry, JournalHeader, decode_line, encode_line
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_S, SessionId
@@ -158,6 +159,25 @@ def test_what_is_no_journal_is_said(kiwi, tmp_path, content, words):
     result = kiwi("replay", str(path))
     assert result.code == 1
     assert words in result.err
+
+
+def verdicts(kiwi, journal):
+    result = kiwi("replay", str(journal), "--json")
+    return [(run["checked"], run["differences"]) for run in json.loads(result.out)["runs"]]
+
+
+def test_a_restart_begins_with_a_fresh_scheduler(kiwi, journal):
+    journal.write_bytes(journal.read_bytes() * 2)
+    assert verdicts(kiwi, journal) == [(True, 0), (True, 0)]
+
+
+def test_a_file_that_goes_on_is_played_on(kiwi, journal):
+    first, *entries = journal.read_bytes().splitlines(keepends=True)
+    goes_on = encode_line(msgspec.structs.replace(decode_line(first), continued=True))
+    journal.write_bytes(b"".join([first, *entries[:3], goes_on, *entries[3:]]))
+    assert verdicts(kiwi, journal) == [(True, 0)]
+    journal.write_bytes(b"".join([goes_on, *entries[3:]]))
+    assert verdicts(kiwi, journal) == [(False, 0)]
 
 
 def test_a_journal_without_its_header_is_refused(kiwi, journal):
