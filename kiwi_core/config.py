@@ -217,11 +217,10 @@ def socket_dir(env: Mapping[str, str] | None = None) -> Path:
     return Path(tempfile.gettempdir()) / f"kiwi-{os.getuid()}"
 
 
-def state_dir(sockets: Path, env: Mapping[str, str] | None = None) -> Path:
+def state_dir(sockets: Path) -> Path:
     """Return the directory of journals and rosters: ``$KIWI_STATE_DIR``, else ``state/`` beside the
     sockets (its process ids mean nothing after a reboot, so it may be lost with the sockets)."""
     from pathlib import Path
 
-    env = os.environ if env is None else env
-    named = env.get(ENV_STATE_DIR)
+    named = os.environ.get(ENV_STATE_DIR)
     return Path(named) if named else sockets / "state"

@@ -10,6 +10,10 @@ OPEN_HANGS: Final = 595
 """Seen with 595.71.05 of the open module, four times of four, and reported once by others
 (NVIDIA/cuda-checkpoint#53). There is no report on newer ones, so the worst is assumed."""
 
+NCCL_DIES_SINCE: Final = 590
+"""Major version since which the driver ends programs with an NCCL communicator when it moves them.
+Seen on 595; 580 does no harm; 610 has no report, so the worst is assumed."""
+
 
 class Module(NamedTuple):
     """``version`` is the text "595.71.05", ``major`` its first number; 0 if it is unknown."""

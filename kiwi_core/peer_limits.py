@@ -140,14 +140,14 @@ UNHANDLED_LINE_BYTES: Final = 4 * KIB
 """The number of received bytes that are cut into lines at a time."""
 
 
-def fitted(descriptors: int, limits: tuple[PeerLimit, ...] = PEER_LIMITS) -> tuple[PeerLimit, ...]:
-    """Return ``limits`` for a process that may have so many descriptors. If they do not suffice,
-    the limits that take descriptors get smaller in proportion, with their shares."""
-    takers = [limit for limit in limits if limit.descriptors]
+def fitted(descriptors: int) -> tuple[PeerLimit, ...]:
+    """Return ``PEER_LIMITS`` for a process that may have so many descriptors. If they do not
+    suffice, the limits that take descriptors get smaller in proportion, with their shares."""
+    takers = [limit for limit in PEER_LIMITS if limit.descriptors]
     needed = sum((limit.most or 0) * limit.descriptors for limit in takers)
     available = descriptors - SPARE_DESCRIPTORS - RESERVE * len(takers)
     part = max(0.0, min(1.0, available / needed))
-    return tuple(_smaller(limit, part) if limit.descriptors else limit for limit in limits)
+    return tuple(_smaller(limit, part) if limit.descriptors else limit for limit in PEER_LIMITS)
 
 
 def _smaller(limit: PeerLimit, part: float) -> PeerLimit:

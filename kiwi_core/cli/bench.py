@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits
 from kiwi_core.cli.bench_text import begin_lines, report_lines
-from kiwi_core.cli.common import add_gpu, for_others_to_read
+from kiwi_core.cli.common import add_gpu, for_others_to_read, not_written
 from kiwi_core.cli.daemon import parse_emulation, parse_size
 from kiwi_core.cli.leaving import Terminated, leaving_on_signals
 from kiwi_core.cli.run import wanted_gpu
 from kiwi_core.cli.terminal import Style
-from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
     import argparse
@@ -111,11 +110,7 @@ def _writing(name: str | None) -> Iterator[Callable[[bytes], None]]:
             pass
         yield Path(name).write_bytes  # type: ignore[misc]
     except OSError as error:
-        raise CallerError(
-            "not-written",
-            f"{name} cannot be written: {error.strerror}.",
-            "Name a file in a directory that exists and that you may write to.",
-        ) from error
+        raise not_written(name, error) from error
     finally:
         if made and os.path.lexists(name) and not os.path.getsize(name):
             os.unlink(name)

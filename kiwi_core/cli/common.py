@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
 from kiwi_core.client.directory import why_no_sockets
-from kiwi_core.errors import KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError
 
 if TYPE_CHECKING:
     import argparse
@@ -44,6 +44,14 @@ def for_others_to_read(path: str, flags: int) -> int:
     """Open a file that the user named (an ``opener``): others may read but not write a new one,
     even if the umask allows it."""
     return os.open(path, flags, 0o644)
+
+
+def not_written(name: str, error: OSError) -> CallerError:
+    return CallerError(
+        "not-written",
+        f"{name} cannot be written: {error.strerror}.",
+        "Name a file in a directory that exists and that you may write to.",
+    )
 
 
 def directory_of(args: argparse.Namespace) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits, journals
-from kiwi_core.cli.common import for_others_to_read
+from kiwi_core.cli.common import for_others_to_read, not_written
 from kiwi_core.cli.simulate_text import Column, column_name, report_json, table_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.cli.usage import parse_since
@@ -407,11 +407,7 @@ def _write(name: str, data: bytes) -> None:
         with open(name, "wb", opener=for_others_to_read) as file:
             file.write(data)
     except OSError as error:
-        raise CallerError(
-            "not-written",
-            f"{name} cannot be written: {error.strerror}.",
-            "Name a file in a directory that exists and that you may write to.",
-        ) from error
+        raise not_written(name, error) from error
 
 
 # --- arguments ----------------------------------------------------------------------------------

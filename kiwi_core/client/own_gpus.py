@@ -36,15 +36,14 @@ class MachineGpu:
     is_open: bool
 
 
-def machine_gpus(root: Path | None = None) -> list[MachineGpu]:
+def machine_gpus() -> list[MachineGpu]:
     """Return the machine's GPUs in the order of their PCI addresses, which is the order of NVML.
 
     Empty without NVIDIA's kernel module, and where the module cannot say each UUID: it shows
     question marks until a program has used the GPU, which a daemon does when it starts.
     """
-    root = root or ROOT
     found = []
-    for place in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+    for place in sorted((ROOT / "proc/driver/nvidia/gpus").glob("*/information")):
         try:
             facts = _facts(place.read_text())
         except OSError:
@@ -52,7 +51,7 @@ def machine_gpus(root: Path | None = None) -> list[MachineGpu]:
         uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor", "")
         if not uuid.startswith("GPU-") or "?" in uuid:
             return []
-        found.append(MachineGpu(uuid, _may_open(root / f"dev/nvidia{minor}")))
+        found.append(MachineGpu(uuid, _may_open(ROOT / f"dev/nvidia{minor}")))
     return found
 
 

@@ -165,8 +165,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     events: int
 
 
-def summarise(measures: Measures, users_max: int = 64) -> Summary:
-    """Return a summary with the figures of at most ``users_max`` users (fairness counts all)."""
+USERS_MAX: Final = 64
+
+
+def summarise(measures: Measures) -> Summary:
+    """Return a summary with the figures of at most ``USERS_MAX`` users (fairness counts all)."""
     in_class = [_within(measures, low_s, high_s) for _, low_s, high_s in CLASSES]
     users = _users(measures)
     operations = measures.operations
@@ -186,7 +189,7 @@ def summarise(measures: Measures, users_max: int = 64) -> Summary:
             for (name, _, _), cells in zip(CLASSES, in_class, strict=True)
         ),
         place_wait_s=spread(map(ns_to_seconds, measures.place_wait_ns)),
-        users=tuple(user for _, user in users[:users_max]),
+        users=tuple(user for _, user in users[:USERS_MAX]),
         out_of_memory=measures.out_of_memory,
         killed=measures.killed,
         refused=operations["refused"] + operations["no room"],

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 _CONNECTION_FILE = re.compile(r"kernel-(.+)\.json\Z")
 
 
-def notebook_name(user_ns: Mapping[str, Any], env: Mapping[str, str] | None = None) -> str:
+def notebook_name(user_ns: Mapping[str, Any]) -> str:
     """The notebook's file name, as Jupyter Server or VS Code tell it; else ``kernel <pid>``."""
-    env = os.environ if env is None else env
-    for named in (env.get("JPY_SESSION_NAME"), user_ns.get("__vsc_ipynb_file__")):
+    for named in (os.environ.get("JPY_SESSION_NAME"), user_ns.get("__vsc_ipynb_file__")):
         if type(named) is str and named:
             return Path(named).name or named
     return f"kernel {os.getpid()}"

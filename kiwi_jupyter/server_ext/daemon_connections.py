@@ -65,13 +65,11 @@ class DaemonConnections:
         autostarts: bool,
         changed: Callable[[], None],
         watched: Callable[[], bool],
-        idle_s: float = IDLE_S,
     ) -> None:
         self._directory = directory
         self._autostarts = autostarts
         self._changed = changed
         self._watched = watched
-        self._idle_s = idle_s
         self.records: dict[Path, GpuRecord] = {}
         self._followers: dict[Path, DaemonFollower] = {}
         self._tending: asyncio.Task[None] | None = None
@@ -119,7 +117,7 @@ class DaemonConnections:
         )
 
     async def _tend(self) -> None:
-        while self._watched() or time.monotonic() - self._looked_s < self._idle_s:
+        while self._watched() or time.monotonic() - self._looked_s < IDLE_S:
             await asyncio.sleep(RESCAN_S)
             if self._scan() | self._forget():
                 self._changed()

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli.checks.finding import Finding, ok, warn
-from kiwi_core.nvidia_module import Module, module_of
+from kiwi_core.nvidia_module import NCCL_DIES_SINCE, Module, module_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-NCCL_DIES_SINCE: Final = 590
 NVML_KILLS_SINCE: Final = 610
 
 PROFILERS: Final = frozenset({"nsys", "ncu", "nsys-launcher", "cuda-gdb"})

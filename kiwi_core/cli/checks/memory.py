@@ -88,9 +88,9 @@ def existing(path: Path) -> Path:
     return path
 
 
-def physical_ram_bytes(root: Path = Path("/")) -> int:
+def physical_ram_bytes() -> int:
     try:
-        first = (root / "proc/meminfo").read_text().split("\n", 1)[0]
+        first = Path("/proc/meminfo").read_text().split("\n", 1)[0]
         return int(first.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         return 0

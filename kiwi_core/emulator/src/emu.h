@@ -264,6 +264,7 @@ CUresult ke_wait_stream(CUstream s);
 CUresult ke_wait_default(CUcontext ctx); /* waits as a call on the legacy default stream does */
 void ke_wait_context(CUcontext ctx);     /* NULL: waits for everything in the process */
 CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out);
+int ke_start_thread(void *(*fn)(void *), void *arg); /* returns an error number */
 CUresult ke_stream_copies(CUstream s, bool in); /* charges GPU memory for the first copy in a direction */
 void ke_streams_end(CUcontext ctx); /* ke.mu held, all streams idle: gives back what they cost */
 

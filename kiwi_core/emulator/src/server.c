@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -14,7 +13,6 @@
 
 #include "emu.h"
 
-#define THREAD_STACK (256u << 10)
 #define BACKLOG 64
 #define MEND_EVERY_MS 500 /* less often than a daemon checks its own socket */
 
@@ -59,21 +57,6 @@ static void *answer_one(void *arg) {
     return NULL;
 }
 
-static int start_thread(void *(*fn)(void *), void *arg) {
-    pthread_attr_t a;
-    pthread_t thread;
-    sigset_t all, old;
-    pthread_attr_init(&a);
-    pthread_attr_setstacksize(&a, THREAD_STACK);
-    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* signals are for the program's own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(&thread, &a, fn, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&a);
-    return rc;
-}
-
 static void mend_name(void);
 
 static void *accept_all(void *unused) {
@@ -92,7 +75,7 @@ static void *accept_all(void *unused) {
             continue;
         }
         note(0, c);
-        if (start_thread(answer_one, (void *)(intptr_t)c) != 0) {
+        if (ke_start_thread(answer_one, (void *)(intptr_t)c) != 0) {
             note(c, 0);
             close(c);
         }
@@ -154,7 +137,7 @@ CUresult ke_server_listen(void) {
 
 CUresult ke_server_answer(void) {
     if (server_tid) return CUDA_SUCCESS;
-    if (start_thread(accept_all, NULL) != 0) return listen_failed("thread");
+    if (ke_start_thread(accept_all, NULL) != 0) return listen_failed("thread");
     while (__atomic_load_n(&server_tid, __ATOMIC_ACQUIRE) == 0) ke_sleep_ns(100000);
     return CUDA_SUCCESS;
 }

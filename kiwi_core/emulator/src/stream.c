@@ -81,20 +81,24 @@ static void *work(void *arg) {
     return NULL;
 }
 
-static CUresult start_worker(CUstream s) { /* the program's own threads handle signals */
+int ke_start_thread(void *(*fn)(void *), void *arg) {
     pthread_attr_t a;
     pthread_t thread;
     sigset_t all, old;
     pthread_attr_init(&a);
     pthread_attr_setstacksize(&a, THREAD_STACK);
     pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
+    sigfillset(&all); /* signals are for the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(&thread, &a, work, s);
+    int rc = pthread_create(&thread, &a, fn, arg);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&a);
-    s->started = rc == 0;
-    return rc == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return rc;
+}
+
+static CUresult start_worker(CUstream s) {
+    s->started = ke_start_thread(work, s) == 0;
+    return s->started ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* ---- order ------------------------------------------------------------------------------------- */

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.results import NOT_SUPPORTED, OUT_OF_MEMORY
+from kiwi_core.nvidia_module import NCCL_DIES_SINCE
 from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
@@ -45,10 +46,6 @@ _TOLD_MANAGED: Final = "managed"
 
 _NCCL_THREADS: Final = "pt_nccl_"
 """PyTorch's threads that watch an NCCL communicator: ``pt_nccl_watchdg``, ``pt_nccl_heartbt``."""
-
-_NCCL_DIES_SINCE: Final = 590
-"""Major driver version since which NCCL programs die. Seen on 595; 580 does no harm; 610 has no
-report, so the worst is assumed."""
 
 STICKY: Final = frozenset({700, 702, *range(709, 721)})
 """Errors after which a context answers every call with the same one, until its process ends."""
@@ -112,7 +109,7 @@ def why_unmovable(
         return _shares(ref.pid)
     if _TOLD_MANAGED in told or _uvm_mappings(ref.pid, root) > _UVM_MAPPINGS:
         return _managed(ref.pid)
-    if _major(driver_version) >= _NCCL_DIES_SINCE and _has_nccl(ref.pid, root):
+    if _major(driver_version) >= NCCL_DIES_SINCE and _has_nccl(ref.pid, root):
         return _nccl(ref.pid, driver_version)
     return None
 

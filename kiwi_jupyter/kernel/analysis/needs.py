@@ -71,8 +71,8 @@ class CodeNeeds:
             for _, chain in of:
                 yield from chain
 
-    def absorb(self, other: CodeNeeds, line: int | None = None) -> None:
-        """Add what ``other`` needs; at ``line`` if given, for code that stands elsewhere."""
+    def absorb(self, other: CodeNeeds) -> None:
+        """Add what ``other`` needs."""
         pairs: tuple[tuple[dict[Any, int], dict[Any, int]], ...] = (
             (self.reads, other.reads),
             (self.cells, other.cells),
@@ -86,6 +86,6 @@ class CodeNeeds:
         )
         for mine, theirs in pairs:
             for key, at in theirs.items():
-                mine.setdefault(key, at if line is None else line)
+                mine.setdefault(key, at)
         self.magics.extend(other.magics)
-        self.doors.extend((at if line is None else line, why) for at, why in other.doors)
+        self.doors.extend(other.doors)

@@ -63,12 +63,6 @@ export function loads(gauges: IGauges): ILoad[] {
   return found;
 }
 
-export function loadWords(gauges: IGauges): string {
-  return loads(gauges)
-    .map(each => each.text)
-    .join(', ');
-}
-
 /** The name of a program outside Kiwi. */
 export function outsideWords(program: IOutsideProgram): string {
   return program.pid > 0 ? `${program.name} (pid ${program.pid})` : program.name;

@@ -6,7 +6,7 @@ import { afterEach, describe, expect, it } from 'vitest';
 
 import { ownPlacesOn, subjectOf } from '../../src/model/find';
 import { statusOf } from '../../src/model/status';
-import { loadWords, turnWords, waitWords } from '../../src/model/told';
+import { loads, turnWords, waitWords } from '../../src/model/told';
 import type { IGauges, IGpu, IWaiter, ISession } from '../../src/model/types';
 import { KiwiPanel } from '../../src/panel/index';
 import { NOW, gpu, session, state, waits } from '../../stories/make';
@@ -60,7 +60,8 @@ describe('the words of every surface', () => {
     const shared = gpuOf(one);
     const store = new StillStore(state([shared]));
     const byId = new Map(shared.sessions.map(each => [each.id, each]));
-    expect(loadWords(shared.gauges)).toBe(one.load ?? '');
+    const load = loads(shared.gauges).map(each => each.text);
+    expect(load.join(', ')).toBe(one.load ?? '');
     for (const [id, words] of Object.entries(one.turns)) {
       expect(turnWords(shared, byId.get(id) ?? session(id), NOW)).toBe(words);
     }
