@@ -80,10 +80,12 @@ def waits_with(notebook: Notebook, cell: Cell, words: str) -> None:
     )
 
 
-def has_problem(daemon: Daemon, notebook: Notebook, problem: str) -> None:
-    daemon.wait_for(
-        lambda _: notebook.session.problem == problem, f"{notebook.name} has {problem!r}"
-    )
+def has_problem(daemon: Daemon, notebook: Notebook, problem: str, words: str = "") -> None:
+    def has_it() -> bool:
+        told = notebook.session
+        return told.problem == problem and words in told.problem_text
+
+    daemon.wait_for(lambda _: has_it(), f"{notebook.name} has {problem!r} and is told {words!r}")
 
 
 def goes_on(notebook: Notebook) -> None:
@@ -174,9 +176,9 @@ def test_programs_outside_kiwi_hold_the_memory(
     outsider = stack.enter_context(_outsider(daemon))
     outsider.do(f"init(); held = alloc({60 * MIB})")
     b_cell = b.work(steps=5)
-    has_problem(daemon, b, "page-in-refused")
+    # Asked at once: the next look shows the program outside, and B waits for that then.
+    has_problem(daemon, b, "page-in-refused", "no-room: It needs")
     waits_with(b, b_cell, "could not be brought back yet; nothing is lost, and Kiwi tries again")
-    assert "(no-room: It needs" in kiwi_status(daemon)
     goes_on(a)
     outsider.close()
     b.finish(b_cell)
