@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from cli_process import finish
+from patience import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from cli_process import Result
 
@@ -51,13 +51,19 @@ def test_a_link_is_not_followed(kiwi: Callable[..., Result], sockets: Path, tmp_
     assert (result.code, result.out) == (1, "")
 
 
+def _bytes_read(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/io").read_text().split()[1])
+
+
 def test_it_follows_what_comes_also_when_the_log_is_begun_anew(spawn: Callable, log: Path) -> None:
     process = spawn("logs", "--follow", "-n", "1")
     assert process.stdout.readline() == "line 99\n"
     with log.open("a") as file:
+        before = _bytes_read(process.pid)
         file.write("a new")
         file.flush()
-        time.sleep(0.6)  # time to read the file; an incomplete line must not be shown
+        # An incomplete line must not be shown.
+        wait_until(lambda: _bytes_read(process.pid) >= before + len("a new"), "it reads")
         file.write(" one\n")
     assert process.stdout.readline() == "a new one\n"
     log.write_text("begun anew\n")

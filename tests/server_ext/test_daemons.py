@@ -281,6 +281,7 @@ class TestWithoutADaemon:
             starts += 1
 
         monkeypatch.setattr(daemon_connections, "autostart", count)
+        monkeypatch.setattr(daemon_connections, "START_AGAIN_S", 3600.0)
         for _ in range(5):
             await ask("status")
         assert starts == 0
