@@ -32,10 +32,6 @@ IDLE = 400
 
 FEW_DESCRIPTORS = 256
 
-JOINED_S = 60.0
-"""A session joins within this time while another user opens connections in a loop. It takes
-milliseconds on a quiet machine; the benchmarks measure it."""
-
 
 def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
@@ -59,7 +55,6 @@ def test_who_connects_in_a_loop_is_in_nobodys_way(daemon: RootDaemon, kind: str)
     with flood(daemon, kind, processes=2):
         time.sleep(2.0)
         seen = bursts(daemon, 20, uid=BOB)
-        assert seen["joined_s"] < JOINED_S
         assert len(seen["grants_s"]) == 20
         assert descriptors(pid) < 1000
         assert daemon.status(BOB)

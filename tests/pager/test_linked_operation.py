@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -309,10 +308,9 @@ def test_what_others_left_in_the_gpu_goes_when_room_is_short(world: LinkedWorld)
 
 
 @pytest.mark.parametrize("kind", ["linked", "plain", "mixed"])
-def test_nobody_waits_long_for_what_others_left_in_the_gpu(world: LinkedWorld, kind: str) -> None:
+def test_nobody_waits_for_what_others_left_in_the_gpu(world: LinkedWorld, kind: str) -> None:
     """Whichever pager moves it, the room is made and not waited for."""
-    patience_s = 40.0
-    world.pager = world.new_pager(room_wait_ns=round(patience_s * NS_PER_S))
+    world.pager = world.new_pager(room_wait_ns=3600 * NS_PER_S)  # too long for this test
     other = world.start(8 * MIB)
     if kind == "mixed":
         target = Family(world).root.target
@@ -325,11 +323,8 @@ def test_nobody_waits_long_for_what_others_left_in_the_gpu(world: LinkedWorld, k
     need_bytes = sum(world.pager.export_footprints(target).values())
     need_bytes += 0 if kind == "linked" else DEFAULTS.restore_margin_min_bytes
     world.hold_outside(free_bytes=need_bytes - MIB)
-    began_s = time.monotonic()
-    outcome = world.pager.page_in(target, soon_ns())
-    assert time.monotonic() - began_s < patience_s / 2
+    moved(world.pager.page_in(target, soon_ns(3600)))
     assert world.state(other.pid) == "CHECKPOINTED"
-    moved(outcome)
 
 
 # --- links that do not answer --------------------------------------------------------------------

@@ -194,10 +194,9 @@ def test_the_time_limit_of_the_way_out(program):
 def test_work_that_does_not_end_refuses_the_way_out_in_time(program):
     p = program()
     p.do(HELD)
-    p.do("stuck = Stuck(); began = time.monotonic()")
+    p.do("stuck = Stuck()")
     for _ in range(2):
         assert p.get("out(300_000_000)").startswith("refused lock-timeout: ")
-    assert p.get("time.monotonic() - began") < 20
     p.do("stuck.end(); same(*held); swap(); same(*held)")
 
 
@@ -294,11 +293,9 @@ def test_who_measures_can_wait_until_all_is_pinned(program):
     p = program()
     p.do("from kiwi_core.bench.work.pinned import until_pinned")
     p.do(HELD)
-    began = p.get("time.monotonic()")
     assert p.get("until_pinned(0.2)") == 0
     p.do("fault('pin', 0, -1); prepare(); until(lambda: arena()['refused'], 'nothing was tried')")
     assert p.get("until_pinned(60)") == 0
-    assert p.get("time.monotonic()") - began < 30
     p.do("fault('pin', 0, 0); prepare()")
     assert p.get("until_pinned(60) >= books()['owned']")
 
