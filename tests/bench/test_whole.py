@@ -86,9 +86,8 @@ def test_moves_are_seen_at_the_speed_of_the_bus(measured: Any) -> None:
     """Contexts count as moved, but the emulator need not copy them: a little more than the bus. A
     busy machine makes it slower by an unknown amount."""
     for name in ("page_out_checkpoint", "page_in_checkpoint"):
-        assert 0 < rows(measured)[name]["ratio"] <= 1.3, name
+        assert 0 < rows(measured)[name]["spread"]["median"] <= 1.3 * GB_PER_S, name
     switch = rows(measured)["switch_checkpoint"]
-    assert switch["ratio"] >= 0.8
     parts = [rows(measured)[f"switch_checkpoint_{way}"] for way in ("out", "in")]
     assert sum(part["spread"]["min"] for part in parts) <= switch["spread"]["max"]
     assert all(part["bytes"] > 20 << 20 for part in parts)

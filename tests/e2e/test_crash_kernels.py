@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import leftovers
@@ -14,19 +13,11 @@ from notebooks import assert_books_agree
 from pagers import CHECKPOINT, IN_PROCESS
 from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Arenas, Deathwatch, TwoNotebooks
 
-from kiwi_core.sched.actions import Grant
-from kiwi_core.units import NS_PER_S
-
 if TYPE_CHECKING:
     from notebooks import Notebook
     from pagers import PagerUnderTest
 
 pytestmark = pytest.mark.e2e
-
-WITHIN_S = 30.0
-"""Users are promised one second; a busy machine may take longer. Nothing else brings the other
-notebook back within this time: a quantum here is a minute."""
-
 
 private_tmp, arenas = leftovers.module_tmp, two_notebooks.arenas
 
@@ -46,19 +37,15 @@ def test_the_other_notebook_goes_on(
     with arenas.of(pager) as pair:
         a, b = pair.a, pair.b
         pair.reach(state, SLOW if way == "kill" else VERY_SLOW)
-        old_id, b_id = a.id, b.id
-        b_waits = b.session.state.value in ("waiting", "suspended")
-        watch, began_ns = Deathwatch(a.pid), time.monotonic_ns()
+        old_id = a.id
+        watch = Deathwatch(a.pid)
         if way == "kill":
             a.kernel.kill(signal.SIGKILL)
         else:
             a.kernel.restart(now=False)
-        died_ns, died_s = watch.died_ns(), watch.died_s()
+        died_s = watch.died_s()
         pair.speed(0)
-        wait_until(lambda: pair.beat_s(b) > died_s, "B goes on", WITHIN_S)
-        if b_waits:
-            granted_ns = _first_grant_ns(pair, b_id, began_ns)
-            assert granted_ns - died_ns <= WITHIN_S * NS_PER_S
+        wait_until(lambda: pair.beat_s(b) > died_s, "B goes on; no quantum ends")
         assert old_id not in {s.id for s in pair.daemon.status().sessions}
         if way == "kill":
             a.kernel.restart()
@@ -66,23 +53,6 @@ def test_the_other_notebook_goes_on(
         assert_books_agree(pair.daemon)
         assert pair.end(b)[b].text == "worked\n"
         _new_kernel_works(pair, a)
-
-
-def _first_grant_ns(pair: TwoNotebooks, session: str, after_ns: int) -> int:
-    """Return when ``session`` got the GPU, from the journal."""
-
-    def look() -> int:
-        return next(
-            (
-                entry.now_ns
-                for entry in pair.daemon.journal()
-                if entry.now_ns >= after_ns
-                and any(isinstance(a, Grant) and a.session == session for a in entry.actions)
-            ),
-            0,
-        )
-
-    return int(wait_until(look, "the grant is in the journal"))
 
 
 def _new_kernel_works(pair: TwoNotebooks, a: Notebook) -> None:

@@ -72,7 +72,7 @@ def test_notebooks_executed_by_tools_side_by_side(
         assert "INTACT: all " in _saved_text(path)
     read = ledger.read(daemon.journal())
     assert read.overlaps() == []
-    assert any(way == "in" for _, way, _, _ in read.moved), "they were never in each other's way"
+    assert any(way == "in" for _, way, _ in read.moved), "they were never in each other's way"
     daemon.wait_for(lambda status: not status.sessions, "both have left")
     assert_books_agree(daemon)
 

@@ -19,12 +19,10 @@ from gpu_cells import CPU, PRELUDE, take, work
 from notebooks import Notebook, assert_books_agree, finish_all
 from pagers import CHECKPOINT, IN_PROCESS
 
-from kiwi_core.config import DEFAULTS, ENV_PAGER
+from kiwi_core.config import ENV_PAGER
 from kiwi_core.sched import events as ev
-from kiwi_core.sched import policy
-from kiwi_core.sched.model.policy import TurnSettings
-from kiwi_core.states import MovedBy
-from kiwi_core.units import NS_PER_S
+from kiwi_core.sched.replay import replay
+from kiwi_core.states import MovedBy, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +58,7 @@ def test_notebooks_that_fit_run_in_parallel(
         overlaps, stops = read.overlaps(), len(read.stopped)
         assert bool(overlaps) is together, (anti_thrash, overlaps)
         assert bool(stops) is not together, (anti_thrash, read.stopped)
-        assert not [way for _, way, _, _ in read.moved if way == "out"], "nothing had to go out"
+        assert not [way for _, way, _ in read.moved if way == "out"], "nothing had to go out"
     for notebook in pair:
         notebook.assert_intact()
     assert_books_agree(daemon)
@@ -126,7 +124,7 @@ def test_ten_notebooks_take_random_turns_for_a_minute(
     wait_until(over, "all ten had their turns, and come to an end", TEN_FOR_S + 200.0)
     finish_all({p.notebook: p.notebook.start("assert memory.intact()") for p in players}, 120.0)
     assert_books_agree(daemon)
-    _nobody_waited_too_long(daemon)
+    _turns_were_taken(daemon)
 
 
 class _Player:
@@ -161,21 +159,18 @@ class _Player:
         return work(steps=steps, write=True)
 
 
-def _nobody_waited_too_long(daemon: Daemon) -> None:
-    """Each wait is within the bound that the default policy states. The slowest swap of the run,
-    and all that it waited for, counts as the swap: the bound grows with a busy machine."""
-    read = ledger.read(daemon.journal())
+def _turns_were_taken(daemon: Daemon) -> None:
+    """The scheduler decides the same again; its tests hold the bounds of waits, on its clock."""
+    journal = daemon.journal()
+    read = ledger.read(journal)
     assert len(read.waits) >= TEN_BURSTS * 5
     assert read.stopped, "nobody was ever stopped"
-    idle_ns = read.longest_idle_move_ns
-    assert idle_ns < DEFAULTS.room_wait_ns, "a move waited for room that nobody made"
-    settings = TurnSettings(
-        round(TEN_TQ_S * NS_PER_S), DEFAULTS.min_run_ns, DEFAULTS.swap_floor_factor
-    )
-    bound_ns = policy.make(policy.DEFAULT).bound_ns(settings, 9, read.longest_swap_ns())
-    assert bound_ns is not None
-    late = [wait for wait in read.waits if wait.seconds * NS_PER_S > bound_ns]
-    assert not late, f"bound: {bound_ns / NS_PER_S:.1f} s"
+    assert not [
+        entry.event
+        for entry in journal
+        if isinstance(entry.event, ev.PageInRefused) and entry.event.reason is Reason.NO_ROOM
+    ], "a move waited for room that nobody made"
+    assert list(replay(daemon.records()))[-1] == "answers of the scheduler: as recorded"
 
 
 # --- kiwi run -----------------------------------------------------------------------------------
@@ -283,8 +278,6 @@ def _turns_alternate(daemon: Daemon) -> None:
              if first_stop_ns <= h.from_ns <= last_stop_ns]  # fmt: skip
     assert len(set(order)) == 2
     assert all(one != other for one, other in itertools.pairwise(order)), order
-    shares = {s: sum(h.seconds for h in read.of(s)[1:-1]) for s in set(order)}
-    assert min(shares.values()) > 0.2 * max(shares.values()), shares
 
 
 def _ctrl_c_while_waiting(daemon: Daemon, script: Path, enough: Path) -> None:

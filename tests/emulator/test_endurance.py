@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 
 MIB = 1 << 20
 WORKERS = 5
-SWAPS = 200
-LIMIT_S = 60.0
-"""Time limit: on a slow machine fewer swaps are enough, but at least a third of them."""
+SWAPS = 100
 
 
 @pytest.mark.timeout(240)
@@ -25,8 +22,7 @@ def test_many_swaps_lose_no_byte(boot):
         controller.do(f"suspend({worker.pid})")
         workers.append(worker)
     resident, paged_out, swaps = [], list(workers), 0
-    begin = time.monotonic()
-    while swaps < SWAPS and time.monotonic() - begin < LIMIT_S:
+    while swaps < SWAPS:
         if len(resident) == 2:
             victim = resident.pop(dice.randrange(2))
             controller.do(f"suspend({victim.pid})")
@@ -36,7 +32,6 @@ def test_many_swaps_lose_no_byte(boot):
         resident.append(chosen)
         swaps += 1
         assert machine.used() == len(resident) * 26 * MIB
-    assert swaps >= SWAPS // 3
     for worker in workers:
         while worker in paged_out:
             victim = resident.pop(0) if len(resident) == 2 else None

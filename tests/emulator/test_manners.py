@@ -165,7 +165,7 @@ def _busy(machine, target):
 
 def test_a_wait_that_comes_during_the_lock_does_not_crash_afterwards(worst):
     controller, target = caller(worst), worst.worker()
-    target.do(OLD + "\nlaunch('spin_ns', 1_500_000_000)")
+    target.do(OLD + "\nlaunch('spin_ns', 4_000_000_000)")  # the lock waits for its end
     controller.send(f"suspend({target.pid})", "exec")
     time.sleep(0.5)
     target.send(SYNCS["cuStreamSynchronize"])
@@ -441,8 +441,9 @@ def test_a_process_with_an_nccl_group_dies_of_a_checkpoint_on_595_and_later(mach
         "def named():\n"
         "    here = f'/proc/self/task/{threading.get_native_id()}/comm'\n"
         "    open(here, 'w').write('pt_nccl_watchdg')\n"
-        "    time.sleep(3600)\n"
-        "threading.Thread(target=named, daemon=True).start(); time.sleep(0.2)"
+        "    is_named.set(); time.sleep(3600)\n"
+        "is_named = threading.Event()\n"
+        "threading.Thread(target=named, daemon=True).start(); is_named.wait()"
     )
     controller.do(f"checkpoint_of({target.pid}).lock()")
     answer = call(controller, target.pid, "Checkpoint")

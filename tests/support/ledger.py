@@ -47,12 +47,8 @@ class Ledger:
     waits: list[Wait] = field(default_factory=list)
     stopped: list[tuple[str, int]] = field(default_factory=list)
     """Sessions stopped in the middle of a burst, and when they were held."""
-    moved: list[tuple[str, str, int, int]] = field(default_factory=list)
-    """``session, "out" or "in", bytes, nanoseconds`` from the order to its outcome: the time of the
-    move and of its waits."""
-
-    longest_idle_move_ns: int = 0
-    """Longest time that a move lasted beyond its moving, for example while it waited for room."""
+    moved: list[tuple[str, str, int]] = field(default_factory=list)
+    """``session, "out" or "in", bytes``."""
 
     def of(self, session: str) -> list[Span]:
         return [hold for hold in self.holds if hold.session == session]
@@ -72,13 +68,6 @@ class Ledger:
     def stops(self, session: str) -> int:
         return sum(who == session for who, _ in self.stopped)
 
-    def longest_swap_ns(self) -> int:
-        """Return the time of the slowest page-out and of the slowest page-in together."""
-        return sum(
-            max((ns for _, way, _, ns in self.moved if way == which), default=0)
-            for which in ("out", "in")
-        )
-
 
 def read(entries: Iterable[JournalEntry]) -> Ledger:
     reader = _Reader()
@@ -93,7 +82,6 @@ class _Reader:
         self._held_since: dict[str, int] = {}
         self._waits_since: dict[str, tuple[int, int]] = {}
         self._target_by_op: dict[int, str] = {}
-        self._ordered_ns: dict[int, int] = {}
         self._bursts: dict[str, int] = {}
         self._now_ns = 0
 
@@ -123,10 +111,7 @@ class _Reader:
         if isinstance(event, (ev.PagedOut, ev.PagedIn)):
             way = "out" if isinstance(event, ev.PagedOut) else "in"
             target = self._target_by_op.get(event.op, "")
-            took_ns = self._now_ns - self._ordered_ns.get(event.op, self._now_ns)
-            self.ledger.moved.append((target, way, event.moved_bytes, took_ns))
-            idle_ns = max(self.ledger.longest_idle_move_ns, took_ns - event.elapsed_ns)
-            self.ledger.longest_idle_move_ns = idle_ns
+            self.ledger.moved.append((target, way, event.moved_bytes))
 
     def _action(self, action: ac.Action) -> None:
         session = action.session
@@ -138,7 +123,6 @@ class _Reader:
             self._held_since.setdefault(session, self._now_ns)
         elif isinstance(action, ac.Operation):
             self._target_by_op[action.op] = session
-            self._ordered_ns[action.op] = self._now_ns
 
     def _stopped(self, session: str) -> None:
         if session in self._held_since:

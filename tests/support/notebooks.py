@@ -131,7 +131,7 @@ def finish_all(running: dict[Notebook, Cell], timeout_s: float = PATIENCE_S) -> 
         assert cell.status == "ok", f"{notebook.name}: {cell.traceback}\n{notebook.kernel.log()}"
 
 
-def assert_books_agree(daemon: Daemon, timeout_s: float = 15.0) -> None:
+def assert_books_agree(daemon: Daemon, timeout_s: float = PATIENCE_S) -> None:
     """Check that the daemon's books agree with the driver's, once nothing moves any more.
 
     In the GPU, every byte belongs to a session or to no live process. Paged out are the bytes that

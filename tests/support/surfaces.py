@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
+
+from patience import PATIENCE_S
 
 from kiwi_core.errors import KiwiError
 from kiwi_core.states import SessionState
@@ -91,10 +92,9 @@ def _settings(status: GpuStatus) -> tuple[object, ...]:
 
 @dataclass
 class Watch:
-    """Everything that the daemon said to a watcher, in order, with the time; one list for each
-    daemon."""
+    """Everything that the daemon said to a watcher, in order; one list for each daemon."""
 
-    heard: list[list[tuple[float, GpuStatus]]] = field(default_factory=list)
+    heard: list[list[GpuStatus]] = field(default_factory=list)
 
     @property
     def words(self) -> int:
@@ -104,10 +104,10 @@ class Watch:
         """Return what cannot be true, alone or after what was said before."""
         found: list[str] = []
         for heard in self.heard:
-            for _, status in heard:
+            for status in heard:
                 found += _at_once(status)
-            for (then_s, before), (now_s, after) in pairwise(heard):
-                found += _in_a_row(before, after, now_s - then_s)
+            for before, after in pairwise(heard):
+                found += _in_a_row(before, after)
         return found
 
 
@@ -119,18 +119,19 @@ def _at_once(status: GpuStatus) -> list[str]:
     return found
 
 
-def _in_a_row(before: GpuStatus, after: GpuStatus, passed_s: float) -> list[str]:
+def _in_a_row(before: GpuStatus, after: GpuStatus) -> list[str]:
     same = _settings(before) == _settings(after) and goes_on(before, after)
     was = {entry.session: entry for entry in before.queue}
     found: list[str] = []
     for entry in after.queue:
         then = was.get(entry.session)
         if then is not None and entry.waited_s >= then.waited_s:  # otherwise it is another wait
-            found += _figures(then, entry, passed_s, same and entry.position == then.position)
+            found += _figures(then, entry, same and entry.position == then.position)
     return found
 
 
-def _figures(then: QueueEntry, now: QueueEntry, passed_s: float, same: bool) -> list[str]:
+def _figures(then: QueueEntry, now: QueueEntry, same: bool) -> list[str]:
+    passed_s = now.waited_s - then.waited_s  # on the daemon's clock: the watcher may hear late
     pairs = [
         (then.expected_wait_s, now.expected_wait_s),
         (then.expected_high_s, now.expected_high_s),
@@ -153,12 +154,12 @@ def watching(daemon: Daemon) -> Iterator[Watch]:
 
     def follow() -> None:
         while not enough.wait(0.2):
-            heard: list[tuple[float, GpuStatus]] = []
+            heard: list[GpuStatus] = []
             watch.heard.append(heard)
             try:
                 with daemon.client() as client:
                     for status in client.watch():
-                        heard.append((time.monotonic(), status))
+                        heard.append(status)
                         if enough.is_set():
                             return
             except (KiwiError, OSError, AssertionError):
@@ -170,5 +171,5 @@ def watching(daemon: Daemon) -> Iterator[Watch]:
         yield watch
     finally:
         enough.set()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "the watcher heard nothing more"

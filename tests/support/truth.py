@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pagers import RUNNING
+from patience import PATIENCE_S
 
 from kiwi_core.states import SessionState
 
@@ -44,7 +45,7 @@ class TruthWatcher(threading.Thread):
 
     def __exit__(self, *_exc: object) -> None:
         self._stopping.set()
-        self.join(30)
+        self.join(PATIENCE_S)
         self._client.close()
 
     def assert_right(self) -> None:

@@ -41,17 +41,21 @@ def test_it_says_that_it_is_only_the_gate(stage: Stage) -> None:
     assert stage.daemon.peer().heard[0]["owns"] is False
 
 
-def test_changes_of_bytes_are_told_four_times_a_second_at_most(stage: Stage) -> None:
+def test_changes_of_bytes_are_told_four_times_a_second_at_most(
+    stage: Stage, tmp_path: Path
+) -> None:
     program = stage.program()
     peer = stage.daemon.peer()
+    enough = tmp_path / "enough"
     before, began_s = len(peer.of("pager-state")), time.monotonic()
-    program.do(
-        "until = time.monotonic() + 1.5\nwhile time.monotonic() < until: free(alloc(3 * MIB))"
-    )
+    program.send(f"while not os.path.exists({str(enough)!r}): free(alloc(3 * MIB))", "exec")
+    eventually(lambda: len(peer.of("pager-state")) >= before + 5)
+    enough.touch()
+    program.answer()
     program.do("p = alloc(5 * MIB)")
     eventually(lambda: peer.state["resident_bytes"] >= 5 * MIB)
     told, took_s = len(peer.of("pager-state")) - before, time.monotonic() - began_s
-    assert 2 <= told <= took_s / 0.25 + 2
+    assert told <= took_s / 0.25 + 2, "the library's clock runs no faster"
 
 
 def test_out_and_in_again(stage: Stage) -> None:
