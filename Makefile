@@ -14,13 +14,14 @@ BIN := .venv/bin
 OLD := .venvs/old
 CLIENTS := .venvs/clients
 STEP := .ci/step
-STAGES := lint types imports docs ts core-tests unit-tests server-tests kernel-tests e2e-tests \
+STAGES := lint types imports docs ts core-tests core-seeds unit-tests server-tests kernel-tests e2e-tests \
           blackbox-tests ui-tests
 THOROUGH_STAGES := kernel-tests-old thorough-tests thorough-blackbox thorough-ui
 PYTEST := $(BIN)/python -m pytest -q
 # tests/thorough.txt names the tests that only `make test-all` runs.
 DEFAULT := not gpu and not slow and not wheels
-QUICK := -m '$(DEFAULT) and not thorough'
+QUICK_MARKS := $(DEFAULT) and not thorough
+QUICK := -m '$(QUICK_MARKS)'
 THOROUGH := -m '$(DEFAULT) and thorough'
 READY := .venv/.kiwi-ready
 COMPILED := .venv/.kiwi-compiled
@@ -40,7 +41,7 @@ unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 # Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests unit-tests server-tests \
+.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -94,9 +95,14 @@ fast-tests: $(READY)
 	@$(STEP) fast-tests $(PYTEST) -x -m 'not gpu and not e2e and not slow and not wheels' \
 	  tests/wire tests/sched tests/client tests/tooling --ignore=tests/sched/test_simulation.py
 
+# Measuring coverage takes four times as long as the tests, so the long random ones are not measured.
 core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch covered
-	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q $(QUICK) tests/sched tests/wire
+	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q \
+	  -m '$(QUICK_MARKS) and not seeded' tests/sched tests/wire
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
+
+core-seeds: $(READY)  ## random events of the scheduler
+	@$(STEP) core-seeds $(PYTEST) -m '$(QUICK_MARKS) and seeded' tests/sched tests/wire
 
 # The tests of a module share daemons, kernels and pagers, so they stay in one process.
 unit-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)  ## everything that has no target of its own

@@ -149,6 +149,7 @@ class Reckoning(Simulation):
         self.kept[session] = self.kept.get(session, Account()).plus(grown)
 
 
+@pytest.mark.seeded
 @pytest.mark.parametrize("chunk", range(4))
 def test_the_accounts_agree_with_who_held_and_waited(chunk: int) -> None:
     for seed in range(chunk * 6, chunk * 6 + 6):

@@ -170,6 +170,7 @@ def test_who_is_blocked_in_the_tail_is_told_nothing() -> None:
 # --- the copy -------------------------------------------------------------------------------------
 
 
+@pytest.mark.seeded
 @pytest.mark.parametrize("policy", names())
 def test_running_ahead_changes_nothing_whatever_goes_on(policy: str) -> None:
     """Checked in worlds with faults."""

@@ -6,8 +6,9 @@ import pytest
 from world import World
 
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, Notice, Reason, SessionState
+from kiwi_core.states import AntiThrash, Notice, Reason, Residency, SessionState
 from kiwi_core.units import GIB, NS_PER_S
 
 
@@ -30,10 +31,11 @@ def test_nobody_is_ignored_and_counted():
     nobodys = (
         "joins; x dies; x dies; x asks 1; x ends 1; x withdraws 1; x lingers 1; x detaches; "
         "x releases; #7 out 1 1s; #7 held; #7 resumed; #7 in 1 1s; #7 overdue; "
-        "x unguarded; x stops stopped by Ctrl-Z; x continues; memory busy=x"
+        "x unguarded; x stops stopped by Ctrl-Z; x continues; memory busy=x; "
+        "x suspended an admin; x let go"
     )
     assert world.do(0, f"x {nobodys}") == []
-    assert ignored(world) == 15
+    assert ignored(world) == 17
 
 
 def test_what_is_told_twice_about_gates_and_stops_changes_nothing():
@@ -54,11 +56,19 @@ def test_an_outcome_of_the_wrong_kind_is_dropped():
     assert world.scheduler.view(world.now_ns).session("a").state is SessionState.PAGING_OUT
 
 
-@pytest.mark.parametrize("kind", [ev.PageOutLost, ev.PageInLost])
-def test_a_loss_that_belongs_to_no_operation_is_dropped(kind):
+@pytest.mark.parametrize(
+    "report",
+    [
+        ev.PageOutLost(op=7),
+        ev.PageInLost(op=7),
+        ev.SuspendRefused(op=7, reason=Reason.DRIVER),
+        ev.ResumeFailed(op=7, reason=Reason.DRIVER),
+    ],
+)
+def test_a_failure_that_belongs_to_no_operation_is_dropped(report):
     world = busy_world()
     before = world.scheduler.view(world.now_ns)
-    assert world.scheduler.handle(kind(op=7), world.now_ns) == []
+    assert world.scheduler.handle(report, world.now_ns) == []
     after = world.scheduler.view(world.now_ns)
     assert (after.sessions, after.ignored_events) == (before.sessions, 1)
 
@@ -82,6 +92,53 @@ def test_joining_under_the_name_of_one_that_is_not_off_the_books_is_ignored():
     assert world.do(11.6, "a joins") == []
     assert ignored(world) == 1
     assert world.scheduler.view(world.now_ns).session("a") is None
+
+
+def test_a_daemon_that_restarts_knows_whether_one_has_a_gate():
+    """It asks each session as it joins, and so learns it before anybody waits."""
+    world = World("gpu 10 tq=10")
+    joined = ev.SessionJoined(session="a", mid_burst=True, burst=1, guarded=False)
+    world.scheduler.handle(joined, 0)
+    assert not world.scheduler.view(0).session("a").guarded
+    world.do(1, "b joins; memory a=6; b asks 1")
+    assert world.do(60, "time") == ["tell b blocked-unguarded"]
+
+
+def test_a_daemon_that_restarts_knows_who_is_kept_out():
+    world = World("gpu 10 tq=10")
+    out = {"residency": Residency.PAGED_OUT, "paged_out_bytes": 6 * GIB}
+    joined = ev.SessionJoined(session="a", mid_burst=True, burst=1, kept_out="an admin", **out)
+    world.scheduler.handle(joined, 0)
+    assert world.do(1, "memory") == []
+    assert world.scheduler.kept_out("a") == "an admin"
+    assert world.do(2, "a let go") == ["#1 page in a (its turn)"]
+
+
+def test_memory_is_lost_on_the_way_out_of_one_that_wants_nothing():
+    world = World("gpu 10")
+    world.do(0, "a joins resident 6; memory a=6")
+    assert world.do(1, "a releases") == ["#1 page out a (somebody asked for it)"]
+    (told,) = world.do(2, "#1 loses the copy is damaged")
+    assert told.startswith("tell a lost")
+    assert world.scheduler.view(world.now_ns).session("a").state is SessionState.LOST
+
+
+def test_a_move_of_nothing_says_nothing_about_the_speed():
+    speed = SwapSpeed()
+    speed.learn_out(0, NS_PER_S)
+    speed.learn_in(0, NS_PER_S)
+    assert not speed.known
+    speed.learn_out(GIB, NS_PER_S)
+    speed.learn_in(0, NS_PER_S)
+    assert speed.out_ns(GIB) == speed.in_ns(GIB) == NS_PER_S
+
+
+def test_who_gave_up_the_lease_is_unread_until_its_memory_was_read():
+    world = busy_world()
+    world.do(4, "a ends 1 4")
+    assert world.scheduler.unread == ("a",)
+    world.do(5, "memory a=5")
+    assert world.scheduler.unread == ()
 
 
 def test_coming_back_while_the_page_out_of_leaving_is_under_way():

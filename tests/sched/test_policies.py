@@ -78,6 +78,42 @@ def test_a_journal_from_before_there_were_policies_is_round_robin_s() -> None:
     assert again == header
 
 
+# --- bounds -------------------------------------------------------------------------------------
+
+
+def test_round_robin_promises_one_turn_of_each_that_is_ahead() -> None:
+    policy, settings = registry.make("round-robin"), TurnSettings(30 * NS_PER_S, 0, 2.0)
+    assert policy.bound_ns(settings, 3, NS_PER_S) == 3 * 31 * NS_PER_S
+    # Nobody is suspended before it has run twice as long as the swap.
+    assert policy.bound_ns(settings, 3, 20 * NS_PER_S) == 3 * (40 + 20) * NS_PER_S
+
+
+def test_interactive_promises_a_turn_of_each_once_a_wait_is_old() -> None:
+    policy, settings = registry.make("interactive"), TurnSettings(30 * NS_PER_S, 0, 1.0)
+    bounds_ns = [policy.bound_ns(settings, others, NS_PER_S) for others in range(20)]
+    assert bounds_ns == sorted(bounds_ns)
+    of_each_ns = bounds_ns[-1] - bounds_ns[-2]
+    assert of_each_ns >= 30 * NS_PER_S, "a turn, and what it waits longer before it is old"
+    assert policy.bound_ns(settings, 19, 90 * NS_PER_S) > bounds_ns[-1] + 19 * 90 * NS_PER_S
+
+
+def test_who_waits_for_room_and_is_first_already_gets_no_further_by_waiting() -> None:
+    world = World("gpu 10 tq=30 policy=interactive")
+    world.do(0, "a joins paged-out 6; memory outside=8; a asks 1")
+    world.do(1000, "time")
+    assert world.look("a, queue, wake") == "a waiting, queue a blocked-outside, wake never"
+
+
+def test_one_at_a_time_without_swaps_nobody_waits_longer_for_them() -> None:
+    world = World("gpu 10 tq=30 mode=always policy=interactive")
+    world.do(0, "a joins; b joins; memory; a asks 1; memory a=1; a ends 1; memory a=1; b asks 1")
+    world.do(1, "#1 out 1 1s")
+    assert world.scheduler._st.typical_swap_ns > 0, "B's need is not known yet"
+    world.do(2, "memory b=1; b ends 1; memory b=1; b asks 2; a asks 2")
+    assert world.look("holders") == "holders b"
+    assert world.scheduler._st.typical_swap_ns == 0
+
+
 # --- adding one ---------------------------------------------------------------------------------
 
 

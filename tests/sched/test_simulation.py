@@ -17,6 +17,8 @@ from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
 from kiwi_core.states import Notice
 
+pytestmark = pytest.mark.seeded
+
 CHUNKS = 16
 SEEDS_PER_CHUNK = 25
 OWNED_PER_CHUNK = 15
