@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from replayed import differences
 
 from kiwi_core.cli import main
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.engine import journal as journals
 from kiwi_core.daemon.engine.journal import KEPT, Journal
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.replay import JournalHeader, Replay, decode_line, replay
+from kiwi_core.sched.replay import JournalHeader, Replay, decode_line
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_S, SessionId
@@ -87,8 +88,7 @@ def test_a_full_file_goes_on_in_the_next_and_both_together_are_checked(
     assert all(file.stat().st_size <= 16 << 10 for file in files)
     headers = [_records(file)[0] for file in files]
     assert [header.continued for header in headers] == [False] + [True] * (len(files) - 1)
-    together = list(replay(_records(*files)))
-    assert together[-1] == "answers of the scheduler: as recorded"
+    assert differences(_records(*files)) == 0
     everything = [r for r in _records(*files) if not isinstance(r, JournalHeader)]
     assert len(everything) == 1 + 2 * 150
 
@@ -114,7 +114,6 @@ def test_without_its_beginning_a_journal_is_shown_as_recorded(tmp_path: Path) ->
     lines = [line for entry in entries for line in player.feed(entry)]
     assert any("grant a" in line.text for line in lines)
     assert not any(line.differs for line in lines)
-    assert "not checked" in player.summary()[-1]
 
 
 def test_old_files_are_dropped(tmp_path: Path) -> None:
