@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 FEW_DESCRIPTORS = 2000
 """With so few, the daemon's limits are about a fifth of the usual ones, and reached quickly."""
 
+QUANTUM_S = "3600"
+"""No burst is suspended: a suspended one stays in the queue, and its place goes to another one."""
+
 MORE_THAN_A_SHARE = 320
 FULL = "too-many-sessions"
 
@@ -39,7 +42,7 @@ FULL = "too-many-sessions"
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RootDaemon]:
     needs_other_users()
-    with root_daemon(descriptors=FEW_DESCRIPTORS) as one:
+    with root_daemon("--tq", QUANTUM_S, descriptors=FEW_DESCRIPTORS) as one:
         yield one
         assert one.process.poll() is None, one.log()
         assert "crashed" not in one.log()
