@@ -75,9 +75,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether everything was measured that this machine has."""
         return not any(left.failed for left in self.left_out)
 
-    def row(self, name: str) -> Row | None:
-        return next((row for row in self.rows if row.name == name), None)
-
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(

@@ -54,8 +54,6 @@ class Watcher:
         except FileExistsError:
             return
 
-    resume = add
-
     def remove(self, link: DaemonSocket) -> None:
         """Do not listen to ``link``. Closing is not enough: a forked child keeps it open."""
         try:

@@ -83,13 +83,11 @@ Outcome = Moved | Refused | Lost
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """One process of a session that the driver knows. ``busy`` is ``None`` where it is unknown
-    whether the GPU worked for the process since the last look."""
+    """One process of a session that the driver knows."""
 
     ref: ProcessRef
     residency: Residency
     resident_bytes: int
-    busy: bool | None = None
 
 
 def worst(residencies: Collection[Residency]) -> Residency:
@@ -104,6 +102,7 @@ class Observation:
 
     ``residency`` is the worst one of the processes. A mixture of PAGED_OUT and RESIDENT (a page-out
     cut short) is reported as PAGED_OUT with both byte counts.
+    ``busy``: the GPU has worked for it since the last look; ``None``: not known.
     ``alive`` is false when the root process is gone. ``owned``: libraries own and move its memory.
     """
 

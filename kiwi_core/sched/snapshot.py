@@ -172,7 +172,6 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         suspensions=session.suspensions,
         held_ns=account.held_ns,
         waited_ns=account.waited_ns,
-        burst=session.burst,
         mid_burst=session.mid_burst,
         lingering=session.lingering,
         priority=session.priority,
@@ -181,10 +180,8 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         kept_out=session.kept_out,
         leaving=session.leaving,
         peak_bytes=session.peak_bytes or None,
-        expected_bytes=session.need_bytes,
         time_left_ns=time_left_ns,
         ends_in_ns=None if session.ends_ns is None else max(0, session.ends_ns - now_ns),
-        operation=session.op.op if session.op is not None else None,
         problem=session.problem,
         detail=session.problem_detail,
     )

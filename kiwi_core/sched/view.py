@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kiwi_core.states import AntiThrash, Direction, HistoryKind, Notice, Priority, SessionState
-    from kiwi_core.units import OpId, SessionId
+    from kiwi_core.units import SessionId
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class SessionView:
     """How long it has held the lease until now, all bursts together."""
     waited_ns: int
     """How long it has waited for the lease until now, all bursts together."""
-    burst: int
     mid_burst: bool
     lingering: bool
     priority: Priority
@@ -40,14 +39,11 @@ class SessionView:
     """Whether it has detached; it is shown until its memory is back."""
     peak_bytes: int | None
     """The most GPU memory it held in its last bursts; ``None`` while its needs are unknown."""
-    expected_bytes: int
-    """GPU memory that it is expected to take while it runs; the whole GPU while unknown."""
     time_left_ns: int | None
     """The longest time until it makes way for the first waiter (without one, until its quantum
     ends); ``None`` unless it holds the lease and can be stopped. 0: it runs until another asks."""
     ends_in_ns: int | None
     """How long until it is ended (``rules.ending``) unless things change; ``None``: it is not."""
-    operation: OpId | None
     problem: Notice | None
     detail: str
 

@@ -93,11 +93,11 @@ class Decider:
             _log.exception("Kiwi could not analyse a cell; it counts as using the GPU")
             self._analyzer.taint("a cell could not be analysed")
             why = f"it could not be analysed ({type(error).__name__})"
-            decision = Decision(Verdict(True, why, 1, 0))
+            decision = Decision(Verdict(True, why))
         if override == "cpu":
             return Decision(Verdict(False, "%%kiwi cpu says so"))
         if override == "gpu":
-            return Decision(Verdict(True, "%%kiwi gpu says so", 1, _first_real_statement(node)))
+            return Decision(Verdict(True, "%%kiwi gpu says so", _first_real_statement(node)))
         return decision
 
     def _suffices(self, text: str) -> bool:

@@ -399,11 +399,6 @@ class KernelSession:
         if client is not None:
             client.goodbye(timeout_s)
 
-    def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None and self._pid == os.getpid():
-            client.close()
-
     def forget_after_fork(self) -> None:
         """Forget lease and connection in a forked child: they are the parent's."""
         self._refused = True

@@ -11,7 +11,6 @@ Sources: public reports on drivers 580, 595 and 610, and NVIDIA/cuda-checkpoint#
 from __future__ import annotations
 
 from collections import Counter
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
@@ -61,19 +60,9 @@ _TRIES: Final = 3
 580 always answers INVALID_VALUE where memory was shared; other errors have been seen to pass."""
 
 
-class UnmovableKind(Enum):
-    MANAGED = "managed-memory"
-    NCCL = "nccl"
-    SHARED = "shared-memory"
-    MIG = "mig"
-    FAILED = "failed-before"
-    UNREACHED = "not-connected"
-
-
 class WhyUnmovable(NamedTuple):
     """Why a process must not be moved. ``reason`` says how soon that may change."""
 
-    kind: UnmovableKind
     sentence: str
     remedy: str
     reason: Reason = Reason.UNSUPPORTED
@@ -83,7 +72,6 @@ class WhyUnmovable(NamedTuple):
 
 
 MIG: Final = WhyUnmovable(
-    UnmovableKind.MIG,
     "MIG is on, and the driver cannot move programs on MIG slices.",
     "Switch it off (nvidia-smi -mig 0), or leave this GPU out of Kiwi (kiwi daemon --gpu).",
 )
@@ -120,7 +108,6 @@ def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> WhyUnmovable | None
     if not any(_OUR_LIBRARY in name for name in _mapped(ref.pid, root)):
         return None
     return WhyUnmovable(
-        UnmovableKind.UNREACHED,
         f"Process {ref.pid} has Kiwi's library, which is not connected to the daemon, so that "
         "nobody can shut its gate.",
         "It connects by itself as a rule. If this lasts, restart the program.",
@@ -136,7 +123,6 @@ def _major(driver_version: str) -> int:
 
 def _shares(pid: int) -> WhyUnmovable:
     return WhyUnmovable(
-        UnmovableKind.SHARED,
         f"Process {pid} shares GPU memory with another program (CUDA IPC). The driver cannot move "
         "that, and the try can kill both.",
         "It stays in the GPU until it ends. Pass tensors by host memory to make it movable.",
@@ -145,7 +131,6 @@ def _shares(pid: int) -> WhyUnmovable:
 
 def _managed(pid: int) -> WhyUnmovable:
     return WhyUnmovable(
-        UnmovableKind.MANAGED,
         f"Process {pid} uses managed memory, which the driver cannot move. The try would damage it "
         "on some drivers.",
         "It stays in the GPU until it ends. Ordinary device memory (cudaMalloc) can be moved.",
@@ -154,7 +139,6 @@ def _managed(pid: int) -> WhyUnmovable:
 
 def _nccl(pid: int, driver_version: str) -> WhyUnmovable:
     return WhyUnmovable(
-        UnmovableKind.NCCL,
         f"Process {pid} uses NCCL, and driver {driver_version} ends such a program when its memory "
         "is moved.",
         "Start a training for one GPU without a process group, call destroy_process_group() when "
@@ -271,13 +255,11 @@ class RestoreFailures:
 def _failed(pid: int, error: GpuError) -> WhyUnmovable:
     if error.driver_code in STICKY:
         return WhyUnmovable(
-            UnmovableKind.FAILED,
             f"The GPU code of process {pid} has failed before, and its memory cannot be moved any "
             f"more ({error.message})",
             "Restart it: none of its GPU calls works any longer.",
         )
     return WhyUnmovable(
-        UnmovableKind.FAILED,
         f"The driver has refused to move process {pid}, and the try may have damaged it; Kiwi does "
         f"not try again ({error.message})",
         "If its GPU code fails now, restart it. It stays in the GPU until it ends.",

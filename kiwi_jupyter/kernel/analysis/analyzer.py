@@ -59,7 +59,6 @@ class Verdict:
 
     gpu: bool
     why: str
-    lineno: int = 0
     first_statement: int = 0
 
 
@@ -131,7 +130,7 @@ class Analyzer:
             return Verdict(False, "the cell is empty")
         if len(tree.body) > STATEMENTS_MAX:
             self.taint("a cell was too long to be looked at")
-            return Verdict(True, "the cell is too long to be looked at", 1, 0)
+            return Verdict(True, "the cell is too long to be looked at")
         steps = self._reading.steps(tree, source)
         self._note_callbacks(steps)
         if self.tainted is None:
@@ -171,7 +170,7 @@ class Analyzer:
             return Verdict(False, why_not)
         index, fault = found
         why = f"line {fault.line}: `{fault.subject}`: {fault.why}"
-        return Verdict(True, why, fault.line, index)
+        return Verdict(True, why, index)
 
     def _unknown_loaded(self) -> str | None:
         """Return words about a loaded library that could reach a GPU, or ``None``."""

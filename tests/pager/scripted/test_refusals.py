@@ -12,7 +12,7 @@ from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.checkpoint import moving, ports
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
-from kiwi_core.pager.checkpoint.unmovable import UnmovableKind, WhyUnmovable
+from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import GIB, MIB
 
@@ -104,7 +104,7 @@ def test_memory_that_nobody_is_named_for_has_room_claimed(
 
 
 def test_what_is_known_beforehand_is_not_tried(machine: Machine) -> None:
-    why = WhyUnmovable(UnmovableKind.MANAGED, "It uses managed memory.", "Do without.")
+    why = WhyUnmovable("It uses managed memory.", "Do without.")
     pager = new_pager(machine, known_unmovable=lambda ref: why if ref.pid == 2 else None)
     answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
     assert answer.detail == "It uses managed memory. Do without."
@@ -113,7 +113,7 @@ def test_what_is_known_beforehand_is_not_tried(machine: Machine) -> None:
 
 def test_what_is_out_already_comes_back_whatever_is_known(machine: Machine) -> None:
     unmovable: list[int] = []
-    why = WhyUnmovable(UnmovableKind.MANAGED, "It uses managed memory.", "Do without.")
+    why = WhyUnmovable("It uses managed memory.", "Do without.")
     pager = new_pager(machine, known_unmovable=lambda ref: why if ref.pid in unmovable else None)
     out(machine, pager)
     unmovable += [1, 2]
