@@ -182,11 +182,6 @@ class Scheduler:
         Empty for an unknown session."""
         return self._st.stories.lines(session)
 
-    def kept_out(self, session: SessionId) -> str:
-        """Return who keeps ``session`` out of the GPU, in words for users; "": nobody."""
-        known = self._st.sessions.get(session)
-        return known.kept_out if known is not None else ""
-
     def may_release(self, session: SessionId) -> bool:
         """Return whether ``ReleaseRequested`` has an effect: it is at rest, or on its way out."""
         known = self._st.sessions.get(session)

@@ -47,10 +47,6 @@ class SessionTrace(Struct, frozen=True, kw_only=True):
     """Time from the end of its last cell to the end of its process; ``None``: the process lives on
     and keeps its memory."""
 
-    @property
-    def gpu_ns(self) -> int:
-        return sum(cell.gpu_ns for cell in self.cells)
-
 
 class Trace(Struct, frozen=True, kw_only=True):
     name: str
@@ -58,10 +54,6 @@ class Trace(Struct, frozen=True, kw_only=True):
     """Size of the GPU that the trace was made for or recorded on."""
     sessions: tuple[SessionTrace, ...]
     recorded: Recorded | None = None
-
-    @property
-    def cells(self) -> int:
-        return sum(len(session.cells) for session in self.sessions)
 
 
 class Recorded(Struct, frozen=True, kw_only=True, omit_defaults=True):

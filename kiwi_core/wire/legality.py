@@ -1,7 +1,7 @@
 """The messages that are legal in each state of a connection: a table, and checks of burst numbers.
 
 The daemon checks each message before it obeys, the client before it sends. An illegal message
-raises an error and changes nothing. The diagram in ``docs/protocol.md`` is made from the table.
+raises an error and changes nothing. A test compares the diagram in ``docs/protocol.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class ConnectionState(Enum):
     """The preloaded library of one process."""
     LEAVING = "leaving"
     """A session that said goodbye and gets its memory back into the GPU."""
-    CLOSED = "closed"
 
 
 Move: TypeAlias = "type[m.ClientMessage] | m.Role"
@@ -57,7 +56,6 @@ TABLE: Final[dict[ConnectionState, dict[Move, ConnectionState]]] = {
     ConnectionState.OBSERVER: dict.fromkeys(_STEER, ConnectionState.OBSERVER),
     ConnectionState.PAGER: dict.fromkeys(_LINK, ConnectionState.PAGER),
     ConnectionState.LEAVING: dict.fromkeys((*_LOOK, m.EndBurst), ConnectionState.LEAVING),
-    ConnectionState.CLOSED: {},
 }
 
 ANSWERS: Final[dict[type[m.ClientMessage], type[m.DaemonMessage]]] = {
@@ -127,11 +125,6 @@ class Conversation:
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def close(self) -> None:
-        """Record that the connection ended, from whichever side."""
-        self.state = ConnectionState.CLOSED
-        self.in_burst = self.lingering = False
-
     def _check_numbers(self, message: m.ClientMessage) -> None:
         if isinstance(message, m.Hello):
             self._check_hello(message)
@@ -163,23 +156,3 @@ def _move(message: m.ClientMessage) -> Move:
 
 def _wrong_burst(burst: int, why: str) -> PeerError:
     return PeerError("out-of-order", f"Burst {burst} may not be named now: {why}.")
-
-
-def describe() -> str:
-    """Return the table as a Mermaid state diagram, as ``docs/protocol.md`` holds it."""
-    new, closed = ConnectionState.NEW.value, ConnectionState.CLOSED.value
-    lines = ["stateDiagram-v2", f"    [*] --> {new}"]
-    for state, moves in TABLE.items():
-        for target in ConnectionState:
-            labels = [_label(move) for move, following in moves.items() if following is target]
-            if labels:
-                lines.append(f"    {state.value} --> {target.value}: {', '.join(labels)}")
-        if state is not ConnectionState.CLOSED:
-            lines.append(f"    {state.value} --> {closed}: end of stream, fatal error")
-    return "\n".join([*lines, f"    {closed} --> [*]", ""])
-
-
-def _label(move: Move) -> str:
-    if isinstance(move, m.Role):
-        return f"hello ({move.value})"
-    return str(move.__struct_config__.tag)

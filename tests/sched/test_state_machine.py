@@ -110,6 +110,10 @@ class Machine(RuleBasedStateMachine):
             assert session not in self.unguarded
         self.ended.add(session)
 
+    def who_keeps_out(self, session):
+        known = self.scheduler.view(self.now_ns).session(session)
+        return known.kept_out if known is not None else ""
+
     def granted(self, action):
         session = action.session
         assert session not in self.ended or action.burst == self.granted_burst.get(session)
@@ -120,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.host.get(session)
         assert all(order.session != session for order in self.flying.values())
         unheld = action.cause == CANNOT_BE_HELD and session in self.unguarded
-        assert unheld or session in self.holders or not self.scheduler.kept_out(session)
+        assert unheld or session in self.holders or not self.who_keeps_out(session)
         serialised = self.scheduler.view(self.now_ns).serialised
         if serialised and session not in self.holders and not unheld:
             stuck = {
@@ -324,7 +328,7 @@ class Machine(RuleBasedStateMachine):
         if (session := self.ids.get(name)) is not None:
             self.kept_out.add(session)
             self.feed(ev.SuspensionRequested(session=session, by=by))
-            self.kept_out &= {s for s in self.kept_out if self.scheduler.kept_out(s)}  # it leaves
+            self.kept_out &= {s for s in self.kept_out if self.who_keeps_out(s)}  # it leaves
 
     @precondition(lambda self: self.kept_out)
     @rule(data=st.data())
