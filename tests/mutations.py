@@ -207,8 +207,8 @@ MUTATIONS = (
     # The pool of movers
     Mutation(
         "kiwi_core/movers/pool.py",
-        "self._give_back(worker) if answered else self._kill(worker)",
-        "self._give_back(worker)",
+        "self._give_back(mover) if answered else self._kill(mover)",
+        "self._give_back(mover)",
         "tests/movers",
     ),
     # The notebook

@@ -42,19 +42,19 @@ def guarded() -> bool:
     return there is not None and _is_gate(there)
 
 
-def load_gate(real: Path | str) -> GateLibrary:
+def load_gate(real: Path | str, library: Path | None = None) -> GateLibrary:
     """Put the gate in front of the CUDA driver of this process, before any code loads the driver.
 
     ``real`` is the driver's file. The program's first call to the driver loads it; until then
-    another call of this function may name another file. The gate is the one beside the library that
-    ``ready.find`` returns. This function compiles nothing.
+    another call of this function may name another file. ``library`` is the gate; by default, the
+    gate beside the library that ``ready.find`` returns. This function compiles nothing.
     """
     if hasattr(ctypes.CDLL(None), "kiwi_preload_version"):
         return GateLibrary(GateState.LOADED)
     for name in (DRIVER, ALSO):
         if (there := _loaded(name)) is not None and not _is_gate(there):
             return _too_late()
-    library = _compiled()
+    library = library or _compiled()
     if library is None:
         return GateLibrary(
             GateState.UNAVAILABLE, "Kiwi's gate has not been compiled on this machine."
