@@ -43,8 +43,8 @@ MUTATIONS = (
     # Room and turns
     Mutation(
         "kiwi_core/sched/rules/room.py",
-        "    if short <= 0:\n        return READY, None",
-        "    if short <= st.total_bytes:\n        return READY, None",
+        "    if short_bytes <= 0:\n        return READY, None",
+        "    if short_bytes <= st.total_bytes:\n        return READY, None",
         SCHED,
     ),
     Mutation(
