@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import json
 import re
@@ -40,6 +41,7 @@ _BLOCK: Final = re.compile(
 )
 
 
+@functools.cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command, as ``kiwi`` builds it."""
     found = {}

@@ -63,14 +63,12 @@ def pieces(size: int) -> list[tuple[int, int]]:
     return [(at, min(PIECE, size - at)) for at in range(0, size, PIECE)]
 
 
-def pattern(seed: int, size: int, start: int = 0) -> bytes:
-    """Return ``size`` bytes of the endless pattern of ``seed``, from its byte ``start`` on."""
-    first = start % BLOCK
-    repeated = random.Random(seed).randbytes(BLOCK) * ((first + size) // BLOCK + 1)
-    return repeated[first : first + size]
+def repeated(seed: int, size: int) -> bytes:
+    """Return the pattern of ``seed``, long enough for ``size`` bytes from any place in a block."""
+    return random.Random(seed).randbytes(BLOCK) * (size // BLOCK + 2)
 
 
-def write(address: int, data: bytes) -> None:
+def write(address: int, data: bytes | memoryview) -> None:
     ck(driver.cuMemcpyHtoD(address, data, len(data)))
 
 
@@ -81,10 +79,12 @@ def read(address: int, size: int) -> bytes:
 
 
 def fill(address: int, seed: int, size: int) -> str:
-    """Write the pattern of ``seed``; return what ``digest`` of it is."""
+    """Write the pattern of ``seed`` again and again; return what ``digest`` of it is."""
     whole = hashlib.sha256()
+    # New memory for each piece took longer than its way to the GPU and its digest.
+    known = memoryview(repeated(seed, min(size, PIECE)))
     for at, length in pieces(size):
-        data = pattern(seed, length, at)
+        data = known[at % BLOCK :][:length]
         write(address + at, data)
         whole.update(data)
     return whole.hexdigest()
