@@ -239,10 +239,10 @@ def test_forking_while_others_talk(daemon: ScriptedDaemon) -> None:
 
 
 FROZEN = """
-client = Client(path, daemon_grace_s=1.0, connect_timeout_s=1.0)
+client = Client(path, daemon_grace_s=6.0, connect_timeout_s=6.0)
 client.connect()
-threading.Thread(target=lambda: say("pong", client.ping(3.0)), daemon=True).start()
-say("granted", client.acquire(timeout_s=3.0).burst)
+threading.Thread(target=lambda: say("pong", client.ping(8.0)), daemon=True).start()
+say("granted", client.acquire(timeout_s=8.0).burst)
 client.ping()
 client.end_burst()
 client.close()
@@ -266,7 +266,7 @@ def test_a_frozen_process_misses_nothing(daemon: ScriptedDaemon) -> None:
         eventually(lambda: held)
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: is_stopped(process.pid))
-        frozen_until_s = time.monotonic() + 4.0  # the only fixed wait, which the test is about
+        frozen_until_s = time.monotonic() + 9.0  # the only fixed wait, which the test is about
         eventually(lambda: time.monotonic() > frozen_until_s)
         daemon.obey(*held[0])
         daemon.peer.say(Granted(burst=1, quantum_s=1.0))

@@ -21,6 +21,9 @@ FILLED = "init(); p = alloc({0} * MIB); d = fill(p, 1, {0} * MIB)"
 NOT_YET_S = 0.3
 SOON = {"KIWI_PRELOAD_ALONE_S": "1"}
 IMPATIENT = {"KIWI_PRELOAD_SILENCE_S": "1"}
+SILENCE_S = 3
+PATIENT = {"KIWI_PRELOAD_SILENCE_S": str(SILENCE_S)}
+"""For tests whose daemon must not be given up: on a busy machine it answers late."""
 
 
 def asks(program: Worker, mib: int) -> None:
@@ -204,7 +207,7 @@ def test_a_daemon_that_hangs_while_memory_is_out(stage: Stage) -> None:
 @pytest.mark.parametrize("what", ["lease", "room", "out"])
 def test_one_that_only_takes_its_time_is_waited_for(stage: Stage, what: str) -> None:
     stage.daemon.grants_room = None
-    program = stage.program(FILLED.format(16), **IMPATIENT, **SOON)
+    program = stage.program(FILLED.format(16), **PATIENT, **SOON)
     peer = stage.daemon.peer()
     if what == "lease":
         peer.gate(open=False)
@@ -216,7 +219,7 @@ def test_one_that_only_takes_its_time_is_waited_for(stage: Stage, what: str) -> 
     else:
         asks(program, 16)
     pings = len(peer.of("ping"))
-    peer.await_heard("ping", pings + 6)  # much longer than the daemon may be silent
+    peer.await_heard("ping", pings + 4)  # longer than the daemon may be silent
     assert not program.answered()
     assert len(stage.daemon.peers) == 1
     if what == "room":
@@ -231,13 +234,13 @@ def test_one_that_only_takes_its_time_is_waited_for(stage: Stage, what: str) -> 
 
 
 def test_a_program_that_was_frozen_itself_does_not_blame_the_daemon(stage: Stage) -> None:
-    program = stage.program(FILLED.format(4), **IMPATIENT)
+    program = stage.program(FILLED.format(4), **PATIENT)
     peer = stage.daemon.peer()
     peer.gate(open=False)
     asks(program, 4)
     peer.await_heard("want-lease")
     os.kill(program.pid, signal.SIGSTOP)
-    time.sleep(2.5)  # longer than the longest silence that is allowed
+    time.sleep(SILENCE_S + 1)
     os.kill(program.pid, signal.SIGCONT)
     pings = len(peer.of("ping"))
     peer.await_heard("ping", pings + 3)
@@ -247,10 +250,10 @@ def test_a_program_that_was_frozen_itself_does_not_blame_the_daemon(stage: Stage
 
 
 def test_who_waits_for_nothing_asks_nothing(stage: Stage) -> None:
-    program = stage.program(FILLED.format(4), **IMPATIENT)
+    program = stage.program(FILLED.format(4), **PATIENT)
     peer = stage.daemon.peer()
     stage.daemon.deaf = True
-    time.sleep(2.5)  # as above
+    time.sleep(SILENCE_S + 1)
     assert len(peer.of("ping")) == 1, "the one with its hello"
     assert program.get(f"digest(p, {4 * MIB}) == d")
     assert not peer.ended
