@@ -14,7 +14,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 from contextlib import suppress
 
 CHUNK = 1 << 16
@@ -94,12 +93,13 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     separate = role in ("session", "pager")
     kept, said = (crowd if separate else one)(path, role, count, more)
-    print(json.dumps({word: said.count(word) for word in set(said)}), flush=True)
-    sys.stdin.read()
-    if separate:
-        for child in kept:
-            os.kill(child, signal.SIGKILL)
-    time.sleep(0)
+    try:
+        print(json.dumps({word: said.count(word) for word in set(said)}), flush=True)
+        sys.stdin.read()
+    finally:  # also if nobody reads the line any more: a test that took too long is ended at once
+        if separate:
+            for child in kept:
+                os.kill(child, signal.SIGKILL)
 
 
 if __name__ == "__main__":
