@@ -110,7 +110,7 @@ def test_a_daemon_that_restarts_knows_who_is_kept_out():
     joined = ev.SessionJoined(session="a", mid_burst=True, burst=1, kept_out="an admin", **out)
     world.scheduler.handle(joined, 0)
     assert world.do(1, "memory") == []
-    assert world.scheduler.kept_out("a") == "an admin"
+    assert world.scheduler.view(world.now_ns).session("a").kept_out == "an admin"
     assert world.do(2, "a let go") == ["#1 page in a (its turn)"]
 
 
