@@ -53,7 +53,7 @@ async def test_two_readers_share_one_connection_which_ends_when_nobody_looks(
     daemon: Daemon, kiwi: Any, read: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await until(lambda: connections(daemon) == 0, "no connection before anybody looks")
-    monkeypatch.setattr(kiwi.service.daemons, "_idle_s", 0.5)
+    monkeypatch.setattr("kiwi_jupyter.server_ext.daemon_connections.IDLE_S", 0.5)
     one, two = await read(), await read()
     await one.read()
     await two.read()
@@ -86,7 +86,7 @@ async def test_many_who_begin_to_look_at_once_are_served_by_one_task(
 async def test_after_a_pause_the_status_is_of_now(
     daemon: Daemon, kiwi: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kiwi.service.daemons, "_idle_s", 0.2)
+    monkeypatch.setattr("kiwi_jupyter.server_ext.daemon_connections.IDLE_S", 0.2)
     await ask("status")
     await until(lambda: not kiwi.service.daemons.is_open, "nobody looks")
     with daemon.client() as client:
