@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from installed import (
     needs_users,
     short,
     started,
+    status,
 )
 
 if TYPE_CHECKING:
@@ -47,14 +49,19 @@ def shown(text: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what a first daemon and a first ``kiwi run`` compile, so that not every user waits for
-    it. The library for programs takes five seconds on a quiet machine, and a minute on a busy
-    one."""
+    """Return a cache with the libraries that a ``kiwi run`` loads here. They are copied, because
+    to compile them takes half a minute of processor time."""
     directory = tmp_path_factory.mktemp("cache")
-    sockets = tmp_path_factory.mktemp("sockets")
-    env = environment(XDG_CACHE_HOME=str(directory), KIWI_SOCKET_DIR=str(sockets))
-    kiwi("daemon", "--emulate", "1x64MiB", "--gpu", "9", env=env, timeout_s=COMPILED_S)
-    kiwi("run", "--", "/bin/true", env=env, timeout_s=COMPILED_S)
+    with tempfile.TemporaryDirectory(prefix="kw-", dir="/tmp") as sockets:
+        env = environment(KIWI_SOCKET_DIR=sockets)
+        command = [str(KIWI), "daemon", "--emulate", "1x64MiB", "--socket-dir", sockets]
+        with started(command, tmp_path_factory.mktemp("log") / "daemon", env):
+            eventually(lambda: status(Path(sockets)), "a daemon", COMPILED_S)
+            done = kiwi("run", "--require", "--", *SHOW, env=env, timeout_s=COMPILED_S)
+    loads = shown(done.stdout)
+    places = f"{Path(loads['LD_PRELOAD']).parent}:{loads['LD_LIBRARY_PATH']}".split(":")
+    for place in {Path(one) for one in places if "/kiwi/" in one}:
+        shutil.copytree(place, directory / "kiwi" / place.name)
     assert list(directory.glob("kiwi/emulator-*"))
     assert list(directory.glob("kiwi/preload-*"))
     return directory
