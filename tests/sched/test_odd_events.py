@@ -133,6 +133,13 @@ def test_a_move_of_nothing_says_nothing_about_the_speed():
     assert speed.out_ns(GIB) == speed.in_ns(GIB) == NS_PER_S
 
 
+def test_who_dies_takes_its_own_requests_for_room_along():
+    world = World("gpu 10 mode=off")
+    world.do(0, "a joins; b joins; memory a=1 b=1; a asks 1; b asks 1; memory a=4 b=4")
+    assert world.do(1, "a wants 3; b wants 4") == []
+    assert world.do(2, "a dies") == ["room for b, request 1"]
+
+
 def test_who_gave_up_the_lease_is_unread_until_its_memory_was_read():
     world = busy_world()
     world.do(4, "a ends 1 4")
