@@ -194,7 +194,7 @@ class FakePager:
             return Observation(False, Residency.RESIDENT, 0, 0)
         in_ram = process.residency is Residency.PAGED_OUT
         resident_bytes = process.left_bytes
-        memory = ProcessMemory(target.root, process.residency, resident_bytes, process.busy)
+        memory = ProcessMemory(target.root, process.residency, resident_bytes)
         return Observation(
             alive=True,
             residency=process.residency,
