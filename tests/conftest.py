@@ -80,13 +80,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Time GPU tests by a signal, which fails only the one test (the method for all others ends
-    pytest itself). Run those last that kill a program which uses the GPU, because that has hung
-    hosts (NVIDIA/cuda-checkpoint#53)."""
+    """Run those GPU tests last that kill a program which uses the GPU, because that has hung hosts
+    (NVIDIA/cuda-checkpoint#53)."""
     for item in filter(_on_a_gpu, items):
-        marked = item.get_closest_marker("timeout")
-        by_signal = pytest.mark.timeout(_limit_s(item, marked), method="signal")
-        item.add_marker(by_signal, append=False)
+        limit_s = _limit_s(item, item.get_closest_marker("timeout"))
+        item.add_marker(pytest.mark.timeout(limit_s), append=False)
     items.sort(key=lambda item: _on_a_gpu(item) and item.get_closest_marker("kills") is not None)
 
 
