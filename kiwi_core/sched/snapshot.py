@@ -183,5 +183,5 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         time_left_ns=time_left_ns,
         ends_in_ns=None if session.ends_ns is None else max(0, session.ends_ns - now_ns),
         problem=session.problem,
-        detail=session.problem_detail,
+        detail=session.problem_detail if session.ends_ns is None else session.shortage,
     )

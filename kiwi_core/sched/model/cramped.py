@@ -22,12 +22,17 @@ class Cramped:
     until it has gone."""
     spared: bool = False
     """The daemon may not end its program."""
+    shortage: str = ""
+    """Why it cannot be paged out, and how much RAM would do, in words for its user. Set while
+    ``cramped_ns`` is not -1."""
 
-    def is_cramped(self, now_ns: int) -> None:
+    def is_cramped(self, now_ns: int, shortage: str) -> None:
         self.cramped_ns = now_ns
+        self.shortage = shortage
 
     def is_cramped_no_more(self) -> None:
         self.cramped_ns = -1
+        self.shortage = ""
         self.ends_ns = None
 
     def end_at(self, at_ns: int | None) -> None:

@@ -134,10 +134,10 @@ class State(Derived):
 
     # --- too little RAM -------------------------------------------------------------------------
 
-    def cramp(self, session: Session) -> None:
+    def cramp(self, session: Session, shortage: str) -> None:
         """Record that its own job or container has too little RAM for ``session`` to be paged
         out."""
-        session.is_cramped(self.now_ns)
+        session.is_cramped(self.now_ns, shortage)
         self.cramped[session.id] = session
 
     def uncramp(self, session: Session) -> None:

@@ -22,7 +22,7 @@ from kiwi_core.sched.model.stories import StorySpan
 from kiwi_core.sched.model.turn import NOTHING, RUNNING
 from kiwi_core.sched.rules import room
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
-from kiwi_core.states import Notice, Reason
+from kiwi_core.states import Notice
 from kiwi_core.units import NS_PER_S, format_period_s
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _stays_bytes(st: State, waiter: Session, holding: list[Session]) -> int:
 
 def _begin(st: State, session: Session) -> None:
     after_ns = st.config.end_immovable_after_ns
-    st.notify(session, Notice.ENDING, _shortage(session))
+    st.notify(session, Notice.ENDING, session.shortage)
     st.tell(session, "others wait for its memory: ended in {} if that lasts", StorySpan(after_ns))
     session.end_at(st.now_ns + after_ns)
 
@@ -179,7 +179,7 @@ def _last_step(st: State, session: Session, ends_ns: int) -> bool:
         session.forget_refusals_while_stopped()
         return False
     waited = format_period_s(st.config.end_immovable_after_ns / NS_PER_S)
-    cause = f"others have waited {waited} for {_what(session)}. {_shortage(session)}"
+    cause = f"others have waited {waited} for {_what(session)}. {session.shortage}"
     session.end_ordered()
     session.back_off(st.config, st.now_ns, longest=True)
     st.actions.append(EndSession(session=session.id, cause=cause))
@@ -191,11 +191,6 @@ def _what(session: Session) -> str:
     if session.stopped:
         return "its GPU memory, and its process is stopped"
     return "its GPU memory past its turn" if session.want is RUNNING else "its unused GPU memory"
-
-
-def _shortage(session: Session) -> str:
-    """Return why it cannot be paged out, and how much RAM would do, in words for its user."""
-    return session.problem_detail.removeprefix(f"{Reason.NO_JOB_MEMORY.value}: ")
 
 
 def end_refused(st: State, event: ev.EndRefused) -> None:

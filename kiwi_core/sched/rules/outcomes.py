@@ -172,7 +172,7 @@ def _refused(
     known = reason in HOPELESS and words == session.problem_detail
     if running.doing is PAGING_OUT:
         known = known or _is_told(session, reason, words)
-        _stays(st, session, reason)
+        _stays(st, session, reason, detail)
     session.back_off(st.config, st.now_ns, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported separately
@@ -191,12 +191,12 @@ def _is_told(session: Session, reason: Reason, words: str) -> bool:
     return reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0
 
 
-def _stays(st: State, session: Session, reason: Reason) -> None:
+def _stays(st: State, session: Session, reason: Reason, detail: str) -> None:
     """Record why its memory could not be paged out."""
     if reason is Reason.UNSUPPORTED:
         session.cannot_move()
     if reason is Reason.NO_JOB_MEMORY:
-        st.cramp(session)
+        st.cramp(session, detail)
     else:
         st.uncramp(session)
 
