@@ -1,8 +1,9 @@
 """Places in the queue for the GPU, shared among users.
 
-A client behind another user waits for at most that user's share of places. A burst beyond the share
-waits outside the queue, in order, and gets the next place that the user's own bursts leave. It
-loses nothing: those bursts would be ahead of it anyway.
+A client behind another user waits for at most that user's share of places, and for the bursts that
+the scheduler has stopped: they line up again, but take no place. A burst beyond the share waits
+outside the queue, in order, and gets the next place that the user's own bursts leave. It loses
+nothing: those bursts would be ahead of it anyway.
 """
 
 from __future__ import annotations
