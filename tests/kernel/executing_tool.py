@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,13 @@ class _Papermill(_Watched, PapermillNotebookClient):
 
 
 def main(tool: str, python: str, path: str, seen: str) -> None:
-    manager = AsyncKernelManager()
+    with tempfile.TemporaryDirectory(prefix="kw-") as place:
+        # A TCP port that Jupyter picks for the kernel can be taken when the kernel binds it.
+        manager = AsyncKernelManager(transport="ipc", connection_file=f"{place}/kernel.json")
+        execute(manager, tool, python, path, seen)
+
+
+def execute(manager: AsyncKernelManager, tool: str, python: str, path: str, seen: str) -> None:
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     manager._kernel_spec = KernelSpec(argv=argv, display_name="test", language="python")
     notebook = nbformat.read(path, 4)

@@ -6,7 +6,9 @@ This module imports pytest-jupyter's fixtures and hooks, so that they apply to t
 from __future__ import annotations
 
 import json
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,6 @@ from traitlets.config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -54,6 +55,13 @@ def socket_dir(daemon: Daemon) -> Path:
 
 
 @pytest.fixture
+def jp_runtime_dir() -> Iterator[Path]:
+    """Make a directory whose path leaves room for the name of a kernel's socket (107 bytes)."""
+    with tempfile.TemporaryDirectory(prefix="kw-") as place:
+        yield Path(place)
+
+
+@pytest.fixture
 def traits() -> dict[str, Any]:
     """Return the extension's settings in this test."""
     return {}
@@ -67,7 +75,12 @@ def jp_server_config(
     monkeypatch.delenv("KIWI_DAEMON_ARGS", raising=False)
     extensions = {"kiwi_jupyter": True, "jupyter_server_terminals": False}
     return Config(
-        {"ServerApp": {"jpserver_extensions": extensions}, "KiwiServerApp": traits},
+        {
+            "ServerApp": {"jpserver_extensions": extensions},
+            "KiwiServerApp": traits,
+            # A TCP port that Jupyter picks for a kernel can be taken when the kernel binds it.
+            "KernelManager": {"transport": "ipc"},
+        },
     )
 
 

@@ -49,9 +49,11 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         KernelProvisionerFactory.clear_instance()
 
 
-async def started() -> tuple[AsyncKernelManager, AsyncKernelClient]:
+async def started(daemon: Daemon) -> tuple[AsyncKernelManager, AsyncKernelClient]:
     """Start a kernel that holds GPU memory."""
-    manager = AsyncKernelManager()
+    # A TCP port that Jupyter picks for a kernel can be taken when the kernel binds it.
+    connection_file = str(daemon.directory / "kernel.json")
+    manager = AsyncKernelManager(transport="ipc", connection_file=connection_file)
     await manager.start_kernel()
     client = manager.client()
     client.start_channels()
@@ -62,7 +64,7 @@ async def started() -> tuple[AsyncKernelManager, AsyncKernelClient]:
 
 async def restored(daemon: Daemon) -> AsyncKernelManager:
     """Return a kernel whose memory has been out and is in the GPU again."""
-    manager, client = await started()
+    manager, client = await started(daemon)
     assert manager.provisioner is not None
     assert await asyncio.to_thread(
         leaving.move_out, manager.provisioner.pid, daemon.directory, 30.0
@@ -97,7 +99,7 @@ def test_a_kernel_that_does_not_stop_is_killed_all_the_same(
     monkeypatch.setattr(leaving, "WITHIN_S", 1.0)
 
     async def killed() -> None:
-        manager, client = await started()
+        manager, client = await started(daemon)
         client.execute(STUBBORN)
         await asyncio.to_thread(daemon.wait_state, manager.provisioner.pid, "running")
         client.stop_channels()

@@ -80,6 +80,8 @@ class Lab:
             *self.prefix, sys.executable, "-m", _MODULE[self.app],
             "--no-browser", "--allow-root", f"--IdentityProvider.token={TOKEN}",
             f"--ServerApp.root_dir={self.notebooks}", "--ServerApp.ip=127.0.0.1",
+            # A TCP port that Jupyter picks for a kernel can be taken when the kernel binds it.
+            "--KernelManager.transport=ipc",
             *self._for_pages(), *self.options,
         ]  # fmt: skip
         with self.log_path.open("ab") as log:

@@ -47,12 +47,16 @@ class Notebook(threading.Thread):
         """Start the kernel and wait until it answers."""
         from jupyter_client.manager import KernelManager
 
-        self._manager = KernelManager(kernel_name="python3")
+        # Sockets in the demo's own directory: of TCP ports, another program could take one between
+        # Jupyter's choice and the kernel's start.
+        self._manager = KernelManager(
+            kernel_name="python3", transport="ipc",
+            connection_file=str(self.path.parents[1] / f"kernel-{self.letter}.json"),
+        )  # fmt: skip
         self._manager.start_kernel(
             env={**self._env, "JPY_SESSION_NAME": str(self.path)},
             cwd=str(self.path.parent),
-            # Without this it warns of its unencrypted loopback sockets, amid the commentary.
-            extra_arguments=["--log-level=ERROR"],
+            extra_arguments=["--log-level=ERROR"],  # or its warnings stand amid the commentary
         )
         self._guard = Guard(int(self._manager.provisioner.pid))
         self._client = self._manager.client()
