@@ -49,9 +49,11 @@ class Notebook(threading.Thread):
 
         # Sockets in the demo's own directory: of TCP ports, another program could take one between
         # Jupyter's choice and the kernel's start.
+        place = self.path.parents[1] / "kernels"
+        place.mkdir(mode=0o700, exist_ok=True)
         self._manager = KernelManager(
             kernel_name="python3", transport="ipc",
-            connection_file=str(self.path.parents[1] / f"kernel-{self.letter}.json"),
+            connection_file=str(place / f"kernel-{self.letter}.json"),
         )  # fmt: skip
         self._manager.start_kernel(
             env={**self._env, "JPY_SESSION_NAME": str(self.path)},
