@@ -133,7 +133,7 @@ class _Builder:
         tested: Path | None,
     ) -> None:
         self._compiler, self._header, self._work, self._sanitize = compiler, header, work, sanitize
-        self._more = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
+        self._more = ["-O0", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
         self._sources = sources()
         if tested is not None:
             self._more += ["-DKP_TESTED", "-iquote", str(tested)]

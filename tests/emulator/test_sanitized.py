@@ -21,7 +21,7 @@ def test_no_sanitizer_complains(tmp_path, sanitizers):
     compiler = compiled.find_compiler()
     need_sanitizers(compiler, sanitizers, tmp_path)
     sources = [str(_build.SOURCES / n) for n in (*_build.COMMON, *_build.CUDA)]
-    flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}"]
+    flags = ["-std=gnu11", "-O0", "-g", "-pthread", f"-fsanitize={sanitizers}"]
     target = str(tmp_path / "program")
     include = f"-I{_build.SOURCES}"
     fatal = [] if sanitizers == "thread" else ["-fno-sanitize-recover=all"]

@@ -113,6 +113,7 @@ static bool copy_out(struct ke_phys *p, struct ke_pace *pace) {
         return false;
     }
     madvise(p->backup, p->size, MADV_DONTFORK);
+    madvise(p->backup, p->size, MADV_HUGEPAGE); /* its pages cost more than the copy */
     for (uint64_t done = 0; done < p->size;) {
         uint64_t n = p->size - done < COPY_CHUNK ? p->size - done : COPY_CHUNK;
         off_t at = (off_t)(p->offset + done), data = lseek(fd, at, SEEK_DATA);

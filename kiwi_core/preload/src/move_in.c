@@ -43,7 +43,7 @@ static CUresult back_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flig
 }
 
 static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
-    (void)lane;
+    (void)p, (void)lane;
     if (f.chunk->where == KP_IN || f.chunk->where == KP_OUT) return CUDA_SUCCESS;
     kp_bytes_moved(f.chunk, KP_IN);
     kp_arena_give(&f.chunk->copy);

@@ -23,7 +23,7 @@ def compile_with(sanitizers: str, directory: Path, sources: Sequence[Path]) -> s
     need_sanitizers(compiler, sanitizers, directory)
     target = directory / "program"
     fatal = [] if sanitizers == "thread" else ["-fno-sanitize-recover=all"]
-    flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}", *fatal]
+    flags = ["-std=gnu11", "-O0", "-g", "-pthread", f"-fsanitize={sanitizers}", *fatal]
     includes = ["-iquote", str(SOURCES), "-isystem", str(_build.find_header().parent)]
     subprocess.run(
         [*compiler, *flags, *includes, "-o", str(target), *map(str, sources)], check=True

@@ -40,7 +40,7 @@ def compile_all(
     for i, source in enumerate(sources):
         objects.append(str(directory / f"{i}-{source.name}.o"))
         subprocess.run(
-            [*command, "-O1", *sanitize, "-c", str(source), "-o", objects[-1]], check=True
+            [*command, "-O0", *sanitize, "-c", str(source), "-o", objects[-1]], check=True
         )
     return objects
 
