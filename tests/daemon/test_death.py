@@ -45,7 +45,7 @@ def reach(state: str, daemon: Daemon, victim: SessionProgram, other: SessionProg
         wait_until(lambda: victim.rounds() > 0, "rounds")
         other.start_burst()
     elif state in ("suspended", "paging-out"):
-        set_tq(daemon, 0.3)
+        daemon.set_tq(0.3)
         victim.start_burst()
         daemon.wait_state(victim.pid, "running")
         wait_until(lambda: victim.rounds() > 0, "rounds")
@@ -63,13 +63,7 @@ def reach(state: str, daemon: Daemon, victim: SessionProgram, other: SessionProg
         daemon.wait_state(other.pid, "paging-out", "paged-out")
         emulator.set_copy_bandwidth(daemon.state_path, SLOW)
     daemon.wait_state(victim.pid, state)
-    set_tq(daemon, QUANTUM_S)
-
-
-def set_tq(daemon: Daemon, tq_s: float) -> None:
-    client = daemon.client()
-    client.set(tq_s=tq_s)
-    client.close()
+    daemon.set_tq(QUANTUM_S)
 
 
 def books_balance(daemon: Daemon, *programs: SessionProgram) -> None:
@@ -110,7 +104,7 @@ class Arena:
     def reset(self) -> None:
         """End all bursts, and set fast copies and a long quantum."""
         emulator.set_copy_bandwidth(self.daemon.state_path, 0)
-        set_tq(self.daemon, QUANTUM_S)
+        self.daemon.set_tq(QUANTUM_S)
         if not self.alive(self.victim):
             self.victim.close()
             self.victim = self.program()
@@ -159,7 +153,7 @@ def test_a_killed_daemon_loses_nothing(state: str, arena: Arena) -> None:
     daemon.kill_all()
     emulator.set_copy_bandwidth(daemon.state_path, 0)
     daemon.start()
-    set_tq(daemon, 0.3)
+    daemon.set_tq(0.3)
     working = {"paged-out": [other], "paging-in": [victim]}.get(state, [victim, other])
     marks = {one.pid: one.rounds() for one in working}
     for one in working:

@@ -89,9 +89,7 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     b_cell = b.work(until=stop, write=True)
     b.wait_state("running")
     a_cell = a.work(until=stop, write=True)
-    daemon.wait_for(lambda _: (a.state, b.state) == ("running", "suspended"), "A's turn")
-    set_tq(daemon, 60)
-    daemon.wait_for(lambda _: (a.state, b.state) == ("running", "suspended"), "A keeps the GPU")
+    daemon.in_a_long_turn(lambda _: (a.state, b.state) == ("running", "suspended"), "A's turn")
     assert daemon.terminate() == 0
     assert "session stays paged out; nothing is lost" in daemon.log()
     stop.touch()
@@ -156,14 +154,6 @@ def test_one_that_stays_out_is_told(
     since = len(joined) - joined[::-1].index(True)
     looks = [event for event in events[since:] if isinstance(event, MemoryObserved)]
     assert any(a.id in look.resident_bytes for look in looks[:2])
-
-
-def set_tq(daemon: Daemon, tq_s: float) -> None:
-    client = daemon.client()
-    try:
-        client.set(tq_s=tq_s)
-    finally:
-        client.close()
 
 
 def without_a_daemon(cell: Cell) -> bool:

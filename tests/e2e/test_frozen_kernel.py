@@ -57,7 +57,6 @@ def test_a_frozen_kernel_comes_back(
     # The whole kernel is held while B works; its result is correct.
     a_cell = a.start("%%kiwi gpu\n" + loop)
     a.wait_state("running")
-    set_tq(daemon, 0.3)
     b_cell = b.work(until=stop_b)
     wait_frozen(daemon, a, b)
     stands_still(a)
@@ -71,7 +70,6 @@ def test_a_frozen_kernel_comes_back(
     stop_b.unlink()
     a_cell = a.start("%%kiwi gpu\n" + loop)
     a.wait_state("running")
-    set_tq(daemon, 0.3)
     b_cell = b.work(until=stop_b)
     wait_frozen(daemon, a, b)
     a.kernel.interrupt()
@@ -87,7 +85,6 @@ def test_a_frozen_kernel_comes_back(
     stop_b.unlink()
     a_cell = a.start("%%kiwi gpu\n" + loop)
     a.wait_state("running")
-    set_tq(daemon, 0.3)
     b_cell = b.work(until=stop_b)
     wait_frozen(daemon, a, b)
     daemon.kill_all()
@@ -107,15 +104,7 @@ def test_a_frozen_kernel_comes_back(
 
 def wait_frozen(daemon: Daemon, a: Notebook, b: Notebook) -> None:
     """Wait until A is out in mid-cell and stays out while B works."""
-    daemon.wait_for(lambda _: (a.state, b.state) == ("suspended", "running"), "A is out")
-    set_tq(daemon, 60)
-    daemon.wait_for(lambda _: (a.state, b.state) == ("suspended", "running"), "A stays out")
-
-
-def set_tq(daemon: Daemon, tq_s: float) -> None:
-    client = daemon.client()
-    client.set(tq_s=tq_s)
-    client.close()
+    daemon.in_a_long_turn(lambda _: (a.state, b.state) == ("suspended", "running"), "A is out")
 
 
 def stands_still(a: Notebook) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kernels import Cell
 
     from kiwi_core.sched.replay import JournalEntry
+    from kiwi_core.wire.messages import GpuStatus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -241,8 +242,12 @@ def test_a_program_that_is_suspended_before_it_uses_cuda_waits_once_it_has_a_con
     stack.callback(_end, program)
     daemon.wait_state(program.pid, "running")
     loop = notebook.work(until=enough)
-    daemon.wait_state(program.pid, "suspended")
-    assert finish(start_kiwi("set", "tq=60", **daemon.env)).code == 0
+
+    def suspended(status: GpuStatus) -> bool:
+        state = {session.pid: session.state.value for session in status.sessions}
+        return state[program.pid] == "suspended" and status.holders == [notebook.id]
+
+    daemon.in_a_long_turn(suspended, "the program is suspended")
     go.touch()
     time.sleep(3.0)  # nothing must happen, so there is no condition to wait for
     assert program.poll() is None, program.communicate()

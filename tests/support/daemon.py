@@ -197,6 +197,23 @@ class Daemon:
         found: SessionStatus = self.wait_for(look, f"session of {pid} in {states}", timeout_s)
         return found
 
+    def set_tq(self, tq_s: float) -> None:
+        client = self.client()
+        try:
+            client.set(tq_s=tq_s)
+        finally:
+            client.close()
+
+    def in_a_long_turn(self, condition: Callable[[GpuStatus], Any], what: str) -> None:
+        """Let turns change quickly until ``condition(status)`` holds, and make that turn last. The
+        turn can change before the long quantum is set, so look again then."""
+        while True:
+            self.set_tq(0.3)
+            self.wait_for(condition, what)
+            self.set_tq(60.0)
+            if condition(self.status()):
+                return
+
     def books(self) -> Any:
         """Return the emulated driver's own books."""
         return emulator.books(self.state_path)
