@@ -123,12 +123,12 @@ kernel-tests-old: $(OLD_READY) | $(COMPILED)  ## the same on the oldest ipykerne
 e2e-tests: $(READY) | $(COMPILED)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests/e2e
 
-# They mostly wait. A module, or a class, shares daemons and kernels: it stays together.
+# Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
 blackbox-tests: $(READY) | $(COMPILED)  ## the installed command, real kernels and servers: whom anybody could kill or ask
-	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests/blackbox
+	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
 ui-tests: $(LAB_READY) | $(COMPILED)  ## JupyterLab and Notebook in a real browser (needs Chromium)
-	@$(STEP) ui-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/ui
+	@$(STEP) ui-tests $(PYTEST) $(QUICK) tests/ui
 
 .PHONY: thorough-tests thorough-blackbox thorough-ui
 thorough-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)
@@ -138,7 +138,7 @@ thorough-blackbox: $(READY) | $(COMPILED)
 	@$(STEP) thorough-blackbox $(PYTEST) $(THOROUGH) -n 2 --dist loadscope tests/blackbox
 
 thorough-ui: $(LAB_READY) | $(COMPILED)
-	@$(STEP) thorough-ui $(PYTEST) $(THOROUGH) -n 2 --dist loadscope tests/ui
+	@$(STEP) thorough-ui $(PYTEST) $(THOROUGH) tests/ui
 
 blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
 	@$(STEP) blackbox $(PYTEST) -m 'slow or not slow' -n 2 --dist loadscope tests/blackbox
