@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from daemon import Daemon
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures("pager")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.usefixtures("pager")]
 
 MIB = 1 << 20
 GPU_MIB = 128
