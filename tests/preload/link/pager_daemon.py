@@ -6,8 +6,11 @@ protocol prescribes.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
+import sys
+import termios
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,6 +59,17 @@ class Peer(Connection):
         self._ops += 1
         self.say("pager-do", op=self._ops, action=action, within_ns=round(within_s * 1e9))
         return self._ops
+
+    def begin_and_see(self, action: str) -> None:
+        """Send an order and wait until the process has read it: one that comes with the end of the
+        connection may stay unread."""
+        self.begin(action)
+
+        def unread_bytes() -> int:
+            told = fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4))
+            return int.from_bytes(told, sys.byteorder)
+
+        eventually(lambda: unread_bytes() == 0)
 
     def end(self, op: int) -> dict[str, Any]:
         """Wait for the end of the operation and return its outcome."""

@@ -138,7 +138,7 @@ def test_cut_in_the_middle(stage: Stage, action: str, end: str) -> None:
     if action == "hold":
         program.do("launch('spin_ns', 1_000_000_000)")
     emulator.set_copy_bandwidth(stage.state, 64 * MIB)
-    peer.begin(action)
+    peer.begin_and_see(action)
     stage.daemon.stop()
     emulator.set_copy_bandwidth(stage.state, 0)
     stage.daemon.start()
