@@ -4,6 +4,7 @@ docs/security.md, whatever the umask is."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -82,12 +83,14 @@ def base(uid: int) -> Iterator[Path]:
 def built() -> Iterator[Path]:
     """Build a cache with ``kiwi bench`` under the umask 000; return it and what it wrote."""
     with base(os.geteuid()) as directory, umask(0o000):
-        # Only the modes of the files matter, so the compiler does not spend its time on optimizing.
-        compiler = directory / "cc"
-        compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
-        compiler.chmod(0o755)
         env = {**os.environ, "XDG_CACHE_HOME": str(directory / "above" / "cache")}
-        env["CC"] = str(compiler)
+        # Only the modes of the files matter, so the compiler does not spend its time on optimizing.
+        # Where there is none, Kiwi has one of its own.
+        if found := shutil.which(os.environ.get("CC") or "cc"):
+            compiler = directory / "cc"
+            compiler.write_text(f'#!/bin/sh\nexec {shlex.quote(found)} "$@" -O0\n')
+            compiler.chmod(0o755)
+            env["CC"] = str(compiler)
         done = subprocess.run(
             [KIWI, "bench", "--emulate", "1x96MiB", "--json", directory / "bench.json"],
             env=env | {"TMPDIR": str(directory)}, timeout=BUILT_WITHIN_S, text=True,
