@@ -211,7 +211,7 @@ void ke_capture_forget_stream(CUstream s) {
     if (c->origin == s) end(c, false);
 }
 
-static CUresult begin(CUstream handle, CUstreamCaptureMode mode) {
+KE_ENTRY(cuStreamBeginCapture_v2, (CUstream handle, CUstreamCaptureMode mode), (handle, mode)) {
     CUstream s;
     CUresult rc = ke_stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS) return rc;
@@ -230,9 +230,6 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode) {
     }
     ke_mu_unlock();
     return rc;
-}
-KE_API CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode) {
-    KE_CALL(begin(hStream, mode));
 }
 
 static void mark(const struct ke_nodes *set) { /* marks the nodes, and all that they depend on */
@@ -275,7 +272,7 @@ static CUresult finish(CUstream s, CUgraph *graph) {
     return rc;
 }
 
-static CUresult end_capture(CUstream handle, CUgraph *graph) {
+KE_ENTRY(cuStreamEndCapture, (CUstream handle, CUgraph *graph), (handle, graph)) {
     CUstream s;
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_stream_resolve(handle, &s);
@@ -285,17 +282,13 @@ static CUresult end_capture(CUstream handle, CUgraph *graph) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph) {
-    KE_CALL(end_capture(hStream, phGraph));
-}
 
 /* ---- the mode of a thread ------------------------------------------------------------------------ */
 
-static CUresult exchange(CUstreamCaptureMode *mode) {
+KE_ENTRY(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *mode), (mode)) {
     if (!mode || (int)*mode < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
     CUstreamCaptureMode before = thread_mode;
     thread_mode = *mode;
     *mode = before;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) { KE_CALL(exchange(mode)); }

@@ -52,7 +52,10 @@ KE_API CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatu
     KE_CALL(info(hStream, (struct info){status, id, graph, deps, edges, count}));
 }
 
-static CUresult depend(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags) {
+KE_ENTRY(cuStreamUpdateCaptureDependencies_v2,
+         (CUstream handle, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t n, unsigned flags),
+         (handle, nodes, edges, n, flags)) {
+    (void)edges;
     CUstream s;
     if ((n && !nodes) || flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_stream_resolve(handle, &s);
@@ -69,10 +72,4 @@ static CUresult depend(CUstream handle, const CUgraphNode *nodes, size_t n, unsi
     }
     ke_mu_unlock();
     return rc;
-}
-KE_API CUresult cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies,
-                                                     const CUgraphEdgeData *dependencyData, size_t n,
-                                                     unsigned int flags) {
-    (void)dependencyData;
-    KE_CALL(depend(hStream, dependencies, n, flags));
 }

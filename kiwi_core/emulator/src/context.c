@@ -132,25 +132,19 @@ CUresult ke_primary_release(CUdevice dev, bool reset) {
 KE_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { KE_CALL(ke_primary_release(dev, false)); }
 KE_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { KE_CALL(ke_primary_release(dev, true)); }
 
-static CUresult primary_flags(CUdevice dev, unsigned flags) {
+KE_ENTRY(cuDevicePrimaryCtxSetFlags_v2, (CUdevice dev, unsigned flags), (dev, flags)) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
     ke.devices[dev].primary_flags = flags;
     if (ke.devices[dev].primary) ke.devices[dev].primary->flags = flags;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
-    KE_CALL(primary_flags(dev, flags));
-}
 
-static CUresult primary_state(CUdevice dev, unsigned *flags, int *active) {
+KE_ENTRY(cuDevicePrimaryCtxGetState, (CUdevice dev, unsigned *flags, int *active), (dev, flags, active)) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
     if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
     *flags = ke.devices[dev].primary_flags;
     *active = ke.devices[dev].primary && ke.devices[dev].primary->alive;
     return CUDA_SUCCESS;
-}
-KE_API CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
-    KE_CALL(primary_state(dev, flags, active));
 }
 
 /* ---- contexts made by the program, and the stack of each thread ------------------------------ */
@@ -178,7 +172,7 @@ KE_API CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsig
     KE_CALL(params ? CUDA_ERROR_NOT_SUPPORTED : create(pctx, flags, dev));
 }
 
-static CUresult destroy(CUcontext ctx) {
+KE_ENTRY(cuCtxDestroy_v2, (CUcontext ctx), (ctx)) {
     ke_mu_lock();
     CUresult rc = ke_context_check(ctx);
     ke_mu_unlock();
@@ -191,9 +185,8 @@ static CUresult destroy(CUcontext ctx) {
     if (depth && stack[depth - 1] == ctx) depth--;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuCtxDestroy_v2(CUcontext ctx) { KE_CALL(destroy(ctx)); }
 
-static CUresult push(CUcontext ctx) {
+KE_ENTRY(cuCtxPushCurrent_v2, (CUcontext ctx), (ctx)) {
     ke_mu_lock();
     CUresult rc = ke_context_check(ctx);
     ke_mu_unlock();
@@ -201,17 +194,15 @@ static CUresult push(CUcontext ctx) {
     if (rc == CUDA_SUCCESS) stack[depth++] = ctx;
     return rc;
 }
-KE_API CUresult cuCtxPushCurrent_v2(CUcontext ctx) { KE_CALL(push(ctx)); }
 
-static CUresult pop(CUcontext *out) {
+KE_ENTRY(cuCtxPopCurrent_v2, (CUcontext *out), (out)) {
     if (depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
     depth--;
     if (out) *out = stack[depth];
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuCtxPopCurrent_v2(CUcontext *pctx) { KE_CALL(pop(pctx)); }
 
-static CUresult set_current(CUcontext ctx) {
+KE_ENTRY(cuCtxSetCurrent, (CUcontext ctx), (ctx)) {
     if (!ctx) {
         if (depth) depth--;
         return CUDA_SUCCESS;
@@ -224,7 +215,6 @@ static CUresult set_current(CUcontext ctx) {
     stack[depth - 1] = ctx;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuCtxSetCurrent(CUcontext ctx) { KE_CALL(set_current(ctx)); }
 
 static CUresult get_current(CUcontext *out) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
@@ -265,34 +255,29 @@ static CUresult synchronize(CUcontext ctx) {
 KE_API CUresult cuCtxSynchronize(void) { KE_CALL_UNHELD(KE_SYNC_CRASHES, synchronize(NULL)); }
 KE_API CUresult cuCtxSynchronize_v2(CUcontext ctx) { KE_CALL_UNHELD(KE_SYNC_CRASHES, synchronize(ctx)); }
 
-static CUresult get_flags(unsigned *flags) {
+KE_ENTRY(cuCtxGetFlags, (unsigned *flags), (flags)) {
     CUcontext c;
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_current(&c);
     if (rc == CUDA_SUCCESS) *flags = c->flags;
     return rc;
 }
-KE_API CUresult cuCtxGetFlags(unsigned int *flags) { KE_CALL(get_flags(flags)); }
 
-static CUresult get_id(CUcontext ctx, unsigned long long *id) {
+KE_ENTRY(cuCtxGetId, (CUcontext ctx, unsigned long long *id), (ctx, id)) {
     if (!id) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = pick(ctx, &ctx);
     if (rc == CUDA_SUCCESS) *id = ctx->id;
     return rc;
 }
-KE_API CUresult cuCtxGetId(CUcontext ctx, unsigned long long *ctxId) { KE_CALL(get_id(ctx, ctxId)); }
 
-static CUresult api_version(CUcontext ctx, unsigned *version) {
+KE_ENTRY(cuCtxGetApiVersion, (CUcontext ctx, unsigned *version), (ctx, version)) {
     if (!version) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = pick(ctx, &ctx);
     if (rc == CUDA_SUCCESS) *version = ctx->version;
     return rc;
 }
-KE_API CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version) {
-    KE_CALL(api_version(ctx, version));
-}
 
-static CUresult priorities(int *least, int *greatest) {
+KE_ENTRY(cuCtxGetStreamPriorityRange, (int *least, int *greatest), (least, greatest)) {
     CUcontext c;
     CUresult rc = ke_current(&c);
     if (rc != CUDA_SUCCESS) return rc;
@@ -300,11 +285,8 @@ static CUresult priorities(int *least, int *greatest) {
     if (greatest) *greatest = -5;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority) {
-    KE_CALL(priorities(leastPriority, greatestPriority));
-}
 
-static CUresult get_limit(size_t *value, CUlimit limit) {
+KE_ENTRY(cuCtxGetLimit, (size_t *value, CUlimit limit), (value, limit)) {
     CUcontext c;
     if (!value) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_current(&c);
@@ -313,14 +295,13 @@ static CUresult get_limit(size_t *value, CUlimit limit) {
     *value = c->limits[(unsigned)limit];
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuCtxGetLimit(size_t *pvalue, CUlimit limit) { KE_CALL(get_limit(pvalue, limit)); }
 
 static CUresult need_context(void) {
     CUcontext c;
     return ke_current(&c);
 }
 /* Stores a limit, which has no effect: kernels are built in. */
-static CUresult set_limit(CUlimit limit, size_t value) {
+KE_ENTRY(cuCtxSetLimit, (CUlimit limit, size_t value), (limit, value)) {
     CUcontext c;
     CUresult rc = ke_current(&c);
     if (rc != CUDA_SUCCESS) return rc;
@@ -328,15 +309,13 @@ static CUresult set_limit(CUlimit limit, size_t value) {
     c->limits[(unsigned)limit] = value;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuCtxSetLimit(CUlimit limit, size_t value) { KE_CALL(set_limit(limit, value)); }
 KE_API CUresult cuCtxSetCacheConfig(CUfunc_cache config) {
     (void)config;
     KE_CALL(need_context());
 }
 
-static CUresult cache_config(CUfunc_cache *config) {
+KE_ENTRY(cuCtxGetCacheConfig, (CUfunc_cache *config), (config)) {
     if (!config) return CUDA_ERROR_INVALID_VALUE;
     *config = 0;
     return need_context();
 }
-KE_API CUresult cuCtxGetCacheConfig(CUfunc_cache *pconfig) { KE_CALL(cache_config(pconfig)); }

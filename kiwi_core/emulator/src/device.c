@@ -16,43 +16,38 @@ KE_API CUresult cuDriverGetVersion(int *driverVersion) { /* works before cuInit 
     return CUDA_SUCCESS;
 }
 
-static CUresult count(int *out) {
+KE_ENTRY(cuDeviceGetCount, (int *out), (out)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     *out = (int)ke.device_count;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceGetCount(int *n) { KE_CALL(count(n)); }
 
-static CUresult get(CUdevice *out, int ordinal) {
+KE_ENTRY(cuDeviceGet, (CUdevice *out, int ordinal), (out, ordinal)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     *out = ordinal;
     return check(ordinal);
 }
-KE_API CUresult cuDeviceGet(CUdevice *device, int ordinal) { KE_CALL(get(device, ordinal)); }
 
-static CUresult name(char *out, int len, CUdevice dev) {
+KE_ENTRY(cuDeviceGetName, (char *out, int len, CUdevice dev), (out, len, dev)) {
     if (!out || len <= 0) return CUDA_ERROR_INVALID_VALUE;
     if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
     snprintf(out, (size_t)len, "%s", gpu_of(dev)->name);
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceGetName(char *text, int len, CUdevice dev) { KE_CALL(name(text, len, dev)); }
 
-static CUresult uuid(CUuuid *out, CUdevice dev) {
+KE_ENTRY(cuDeviceGetUuid_v2, (CUuuid *out, CUdevice dev), (out, dev)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
     memcpy(out->bytes, gpu_of(dev)->uuid, 16);
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceGetUuid_v2(CUuuid *id, CUdevice dev) { KE_CALL(uuid(id, dev)); }
 
-static CUresult total(size_t *out, CUdevice dev) {
+KE_ENTRY(cuDeviceTotalMem_v2, (size_t *out, CUdevice dev), (out, dev)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
     *out = gpu_of(dev)->total_bytes;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) { KE_CALL(total(bytes, dev)); }
 
 static CUresult bus_id(char *out, int len, CUdevice dev) {
     if (!out || len < 13) return CUDA_ERROR_INVALID_VALUE;
@@ -62,7 +57,7 @@ static CUresult bus_id(char *out, int len, CUdevice dev) {
 }
 KE_API CUresult cuDeviceGetPCIBusId(char *text, int len, CUdevice dev) { KE_CALL(bus_id(text, len, dev)); }
 
-static CUresult by_bus_id(CUdevice *out, const char *text) {
+KE_ENTRY(cuDeviceGetByPCIBusId, (CUdevice *out, const char *text), (out, text)) {
     char own[16];
     if (!out || !text) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < ke.device_count; i++) {
@@ -72,26 +67,19 @@ static CUresult by_bus_id(CUdevice *out, const char *text) {
     }
     return CUDA_ERROR_INVALID_DEVICE;
 }
-KE_API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) { KE_CALL(by_bus_id(dev, text)); }
 
-static CUresult peer(int *out, CUdevice a, CUdevice b) {
+KE_ENTRY(cuDeviceCanAccessPeer, (int *out, CUdevice a, CUdevice b), (out, a, b)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     if (check(a) != CUDA_SUCCESS || check(b) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
     *out = 0;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice other) {
-    KE_CALL(peer(can, dev, other));
-}
 
-static CUresult capability(int *major, int *minor, CUdevice dev) {
+KE_ENTRY(cuDeviceComputeCapability, (int *major, int *minor, CUdevice dev), (major, minor, dev)) {
     if (!major || !minor) return CUDA_ERROR_INVALID_VALUE;
     *major = 9;
     *minor = 0;
     return check(dev);
-}
-KE_API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev) {
-    KE_CALL(capability(major, minor, dev));
 }
 
 /* Attribute numbers as in the API reference. An attribute that is not listed is 0: "no", "none", "not supported"; in

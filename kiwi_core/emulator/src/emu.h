@@ -206,6 +206,18 @@ void ke_leave(void);
 /* The body of a call that captures may forbid. */
 #define KE_CALL_UNSAFE(expr) KE_CALL((ke_rc_ = ke_capture_unsafe()) ? ke_rc_ : (expr))
 
+/* Begins a public call: the body that follows runs past the gate. `args` repeats the names of `params`. */
+#define KE_ENTRY(name, params, args)                         \
+    static CUresult in_##name params;                        \
+    KE_API CUresult name params { KE_CALL(in_##name args); } \
+    static CUresult in_##name params
+
+/* The same for a call that captures may forbid. */
+#define KE_ENTRY_UNSAFE(name, params, args)                         \
+    static CUresult in_##name params;                               \
+    KE_API CUresult name params { KE_CALL_UNSAFE(in_##name args); } \
+    static CUresult in_##name params
+
 static inline void ke_mu_lock(void) { pthread_mutex_lock(&ke.mu); }
 static inline void ke_mu_unlock(void) { pthread_mutex_unlock(&ke.mu); }
 

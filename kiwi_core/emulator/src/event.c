@@ -17,7 +17,7 @@ static void unref(CUevent e) { /* ke.mu held */
     free_events = e;
 }
 
-static CUresult create(CUevent *out, unsigned flags) {
+KE_ENTRY(cuEventCreate, (CUevent *out, unsigned flags), (out, flags)) {
     CUcontext ctx;
     if (!out || flags > 7) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_current(&ctx);
@@ -35,9 +35,8 @@ static CUresult create(CUevent *out, unsigned flags) {
     ke_mu_unlock();
     return e ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-KE_API CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags) { KE_CALL(create(phEvent, Flags)); }
 
-static CUresult destroy(CUevent e) {
+KE_ENTRY(cuEventDestroy_v2, (CUevent e), (e)) {
     ke_mu_lock();
     CUresult rc = check(e);
     if (rc == CUDA_SUCCESS) {
@@ -48,7 +47,6 @@ static CUresult destroy(CUevent e) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuEventDestroy_v2(CUevent hEvent) { KE_CALL(destroy(hEvent)); }
 
 struct stamp {
     CUevent event;
@@ -126,7 +124,7 @@ KE_API CUresult cuEventSynchronize(CUevent hEvent) {
     KE_CALL_UNHELD(KE_QUERY_CRASHES, synchronize(hEvent));
 }
 
-static CUresult elapsed(float *ms, CUevent a, CUevent b) {
+KE_ENTRY(cuEventElapsedTime_v2, (float *ms, CUevent a, CUevent b), (ms, a, b)) {
     if (!ms) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     CUresult rc = check(a) ? check(a) : check(b);
@@ -139,11 +137,9 @@ static CUresult elapsed(float *ms, CUevent a, CUevent b) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd) {
-    KE_CALL(elapsed(pMilliseconds, hStart, hEnd));
-}
 
-static CUresult wait_event(CUstream handle, CUevent e) {
+KE_ENTRY(cuStreamWaitEvent, (CUstream handle, CUevent e, unsigned flags), (handle, e, flags)) {
+    (void)flags;
     CUstream s;
     CUresult rc = ke_stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS) return rc;
@@ -156,8 +152,4 @@ static CUresult wait_event(CUstream handle, CUevent e) {
     if (recorded) at = e->at;
     ke_mu_unlock();
     return recorded ? ke_submit_after(s, at) : rc;
-}
-KE_API CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
-    (void)Flags;
-    KE_CALL(wait_event(hStream, hEvent));
 }

@@ -144,7 +144,7 @@ CUgraph ke_graph_clone(CUgraph g) {
     return NULL;
 }
 
-static CUresult create(CUgraph *out, unsigned flags) {
+KE_ENTRY(cuGraphCreate, (CUgraph *out, unsigned flags), (out, flags)) {
     if (!out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     CUgraph g = ke_graph_new();
@@ -152,9 +152,8 @@ static CUresult create(CUgraph *out, unsigned flags) {
     *out = g;
     return g ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-KE_API CUresult cuGraphCreate(CUgraph *phGraph, unsigned int flags) { KE_CALL(create(phGraph, flags)); }
 
-static CUresult clone(CUgraph *out, CUgraph handle) {
+KE_ENTRY(cuGraphClone, (CUgraph *out, CUgraph handle), (out, handle)) {
     ke_mu_lock();
     CUgraph g = ke_graph_find(handle), copy = g && out ? ke_graph_clone(g) : NULL;
     if (copy) *out = copy;
@@ -162,11 +161,8 @@ static CUresult clone(CUgraph *out, CUgraph handle) {
     if (!g || !out) return CUDA_ERROR_INVALID_VALUE;
     return copy ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-KE_API CUresult cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph) {
-    KE_CALL(clone(phGraphClone, originalGraph));
-}
 
-static CUresult in_clone(CUgraphNode *out, CUgraphNode original, CUgraph handle) {
+KE_ENTRY(cuGraphNodeFindInClone, (CUgraphNode *out, CUgraphNode original, CUgraph handle), (out, original, handle)) {
     ke_mu_lock();
     CUgraph g = ke_graph_find(handle);
     CUgraphNode n = g ? g->first : NULL;
@@ -175,11 +171,8 @@ static CUresult in_clone(CUgraphNode *out, CUgraphNode original, CUgraph handle)
     ke_mu_unlock();
     return n && out && original ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph) {
-    KE_CALL(in_clone(phNode, hOriginalNode, hClonedGraph));
-}
 
-static CUresult destroy(CUgraph handle) {
+KE_ENTRY(cuGraphDestroy, (CUgraph handle), (handle)) {
     ke_mu_lock();
     CUgraph g = ke_graph_find(handle);
     bool ours = g && !g->embedded && !g->capturing;
@@ -187,9 +180,8 @@ static CUresult destroy(CUgraph handle) {
     ke_mu_unlock();
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuGraphDestroy(CUgraph hGraph) { KE_CALL(destroy(hGraph)); }
 
-static CUresult destroy_node(CUgraphNode handle) {
+KE_ENTRY(cuGraphDestroyNode, (CUgraphNode handle), (handle)) {
     ke_mu_lock();
     CUgraphNode n = ke_node_find(handle);
     bool ours = n && !n->graph->capturing;
@@ -197,7 +189,6 @@ static CUresult destroy_node(CUgraphNode handle) {
     ke_mu_unlock();
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuGraphDestroyNode(CUgraphNode hNode) { KE_CALL(destroy_node(hNode)); }
 
 /* ---- edges --------------------------------------------------------------------------------------- */
 

@@ -104,7 +104,8 @@ KE_API CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hG
     KE_CALL(instantiate(phGraphExec, hGraph, flags));
 }
 
-static CUresult instantiate_with(CUgraphExec *out, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+KE_ENTRY(cuGraphInstantiateWithParams, (CUgraphExec *out, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *params),
+         (out, g, params)) {
     if (!params) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = instantiate(out, g, params->flags);
     params->hErrNode_out = NULL;
@@ -113,12 +114,8 @@ static CUresult instantiate_with(CUgraphExec *out, CUgraph g, CUDA_GRAPH_INSTANT
                                                           : CUDA_GRAPH_INSTANTIATE_ERROR;
     return rc;
 }
-KE_API CUresult cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph,
-                                             CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) {
-    KE_CALL(instantiate_with(phGraphExec, hGraph, instantiateParams));
-}
 
-static CUresult destroy(CUgraphExec handle) {
+KE_ENTRY(cuGraphExecDestroy, (CUgraphExec handle), (handle)) {
     ke_mu_lock();
     CUgraphExec *at = &execs;
     while (*at && *at != handle) at = &(*at)->next;
@@ -131,17 +128,13 @@ static CUresult destroy(CUgraphExec handle) {
     ke_mu_unlock();
     return e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) { KE_CALL(destroy(hGraphExec)); }
 
-static CUresult flags_of(CUgraphExec handle, cuuint64_t *flags) {
+KE_ENTRY(cuGraphExecGetFlags, (CUgraphExec handle, cuuint64_t *flags), (handle, flags)) {
     ke_mu_lock();
     CUgraphExec e = find(handle);
     if (e && flags) *flags = e->flags;
     ke_mu_unlock();
     return e && flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-KE_API CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags) {
-    KE_CALL(flags_of(hGraphExec, flags));
 }
 
 /* ---- launches ------------------------------------------------------------------------------------ */
@@ -168,7 +161,7 @@ CUresult ke_node_of_launch(CUgraph g, CUgraph what, struct ke_nodes deps, CUgrap
     return n ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult launch(CUgraphExec handle, CUstream stream) {
+KE_ENTRY(cuGraphLaunch, (CUgraphExec handle, CUstream stream), (handle, stream)) {
     CUstream s;
     CUresult rc = ke_stream_resolve(stream, &s);
     if (rc != CUDA_SUCCESS) return rc;
@@ -189,9 +182,8 @@ static CUresult launch(CUgraphExec handle, CUstream stream) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) { KE_CALL(launch(hGraph, hStream)); }
 
-static CUresult upload(CUgraphExec handle, CUstream stream) { /* there is nothing to upload */
+KE_ENTRY(cuGraphUpload, (CUgraphExec handle, CUstream stream), (handle, stream)) { /* there is nothing to upload */
     CUstream s;
     CUresult rc = ke_stream_resolve(stream, &s);
     ke_mu_lock();
@@ -199,7 +191,6 @@ static CUresult upload(CUgraphExec handle, CUstream stream) { /* there is nothin
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream) { KE_CALL(upload(hGraph, hStream)); }
 
 /* ---- updates ------------------------------------------------------------------------------------- */
 
@@ -239,7 +230,8 @@ static CUresult replace(CUgraphExec e, CUgraph g) {
     return rc;
 }
 
-static CUresult update(CUgraphExec handle, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
+KE_ENTRY(cuGraphExecUpdate_v2, (CUgraphExec handle, CUgraph graph, CUgraphExecUpdateResultInfo *info),
+         (handle, graph, info)) {
     if (!info) return CUDA_ERROR_INVALID_VALUE;
     *info = (CUgraphExecUpdateResultInfo){.result = CU_GRAPH_EXEC_UPDATE_ERROR};
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
@@ -252,8 +244,4 @@ static CUresult update(CUgraphExec handle, CUgraph graph, CUgraphExecUpdateResul
     }
     ke_mu_unlock();
     return rc;
-}
-KE_API CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph,
-                                     CUgraphExecUpdateResultInfo *resultInfo) {
-    KE_CALL(update(hGraphExec, hGraph, resultInfo));
 }

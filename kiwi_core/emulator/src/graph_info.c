@@ -78,22 +78,18 @@ KE_API CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *
     KE_CALL(neighbours(hNode, false, dependentNodes, edgeData, numDependentNodes));
 }
 
-static CUresult type_of(CUgraphNode handle, CUgraphNodeType *type) {
+KE_ENTRY(cuGraphNodeGetType, (CUgraphNode handle, CUgraphNodeType *type), (handle, type)) {
     ke_mu_lock();
     CUgraphNode n = ke_node_find(handle);
     if (n && type) *type = (CUgraphNodeType)KE_JOB_TYPE(n->work.flags);
     ke_mu_unlock();
     return n && type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type) { KE_CALL(type_of(hNode, type)); }
 
-static CUresult child_of(CUgraphNode handle, CUgraph *out) {
+KE_ENTRY(cuGraphChildGraphNodeGetGraph, (CUgraphNode handle, CUgraph *out), (handle, out)) {
     ke_mu_lock();
     CUgraphNode n = ke_node_find(handle);
     if (n && n->child && out) *out = n->child;
     ke_mu_unlock();
     return n && n->child && out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-KE_API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph) {
-    KE_CALL(child_of(hNode, phGraph));
 }

@@ -8,7 +8,9 @@ struct CUgreenCtx_st { /* no CUcontext: passing one as a CUcontext is an error *
     CUcontext context;
 };
 
-static CUresult green_create(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice dev) {
+KE_ENTRY(cuGreenCtxCreate, (CUgreenCtx *out, CUdevResourceDesc resources, CUdevice dev, unsigned flags),
+         (out, resources, dev, flags)) {
+    (void)flags;
     CUcontext primary;
     if (!out || !resources) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_primary_retain(&primary, dev);
@@ -27,12 +29,8 @@ static CUresult green_create(CUgreenCtx *out, CUdevResourceDesc resources, CUdev
     if (rc != CUDA_SUCCESS) ke_primary_release(dev, false);
     return rc;
 }
-KE_API CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
-    (void)flags;
-    KE_CALL(green_create(phCtx, desc, dev));
-}
 
-static CUresult green_destroy(CUgreenCtx green) {
+KE_ENTRY(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
     if (!green) return CUDA_ERROR_INVALID_CONTEXT;
     ke_mu_lock();
     CUresult rc = ke_context_check(green->context);
@@ -42,16 +40,15 @@ static CUresult green_destroy(CUgreenCtx green) {
     green->context->alive = false; /* this detaches its streams: see ke_stream_resolve */
     return ke_primary_release((CUdevice)green->context->dev, false);
 }
-KE_API CUresult cuGreenCtxDestroy(CUgreenCtx hCtx) { KE_CALL(green_destroy(hCtx)); }
 
-static CUresult from_green(CUcontext *out, CUgreenCtx green) {
+KE_ENTRY(cuCtxFromGreenCtx, (CUcontext *out, CUgreenCtx green), (out, green)) {
     if (!out || !green) return CUDA_ERROR_INVALID_VALUE;
     *out = green->context;
     return ke_context_check(green->context);
 }
-KE_API CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx) { KE_CALL(from_green(pContext, hCtx)); }
 
-static CUresult green_stream(CUstream *out, CUgreenCtx green, unsigned flags, int priority) {
+KE_ENTRY(cuGreenCtxStreamCreate, (CUstream *out, CUgreenCtx green, unsigned flags, int priority),
+         (out, green, flags, priority)) {
     if (!out || !green || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     CUresult rc = ke_context_check(green->context);
@@ -59,32 +56,24 @@ static CUresult green_stream(CUstream *out, CUgreenCtx green, unsigned flags, in
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority) {
-    KE_CALL(green_stream(phStream, greenCtx, flags, priority));
-}
 
 /* All of the device's multiprocessors in one piece: splitting them is not emulated. */
 struct CUdevResourceDesc_st {
     CUdevResource resource;
 };
 
-static CUresult device_resource(CUdevice dev, CUdevResource *out, CUdevResourceType type) {
+KE_ENTRY(cuDeviceGetDevResource, (CUdevice dev, CUdevResource *out, CUdevResourceType type), (dev, out, type)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
     if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
     *out = (CUdevResource){.type = type, .sm = {KE_MULTIPROCESSORS, KE_MULTIPROCESSORS, KE_MULTIPROCESSORS, 0, 0}};
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type) {
-    KE_CALL(device_resource(device, resource, type));
-}
 
-static CUresult describe(CUdevResourceDesc *out, const CUdevResource *resources, unsigned count) {
+KE_ENTRY(cuDevResourceGenerateDesc, (CUdevResourceDesc *out, CUdevResource *resources, unsigned count),
+         (out, resources, count)) {
     if (!out || !resources || count != 1 || resources->type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_VALUE;
     if (!(*out = calloc(1, sizeof **out))) return CUDA_ERROR_OUT_OF_MEMORY; /* no call frees one */
     (*out)->resource = *resources;
     return CUDA_SUCCESS;
-}
-KE_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources) {
-    KE_CALL(describe(phDesc, resources, nbResources));
 }

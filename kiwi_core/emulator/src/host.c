@@ -83,7 +83,7 @@ static CUresult drop(void *p, bool ours) {
 KE_API CUresult cuMemFreeHost(void *p) { KE_CALL_UNSAFE(drop(p, true)); }
 KE_API CUresult cuMemHostUnregister(void *p) { KE_CALL_UNSAFE(drop(p, false)); }
 
-static CUresult register_range(void *p, size_t size, unsigned flags) {
+KE_ENTRY_UNSAFE(cuMemHostRegister_v2, (void *p, size_t size, unsigned flags), (p, size, flags)) {
     CUcontext ctx;
     if (!p || size == 0) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_current(&ctx);
@@ -97,11 +97,9 @@ static CUresult register_range(void *p, size_t size, unsigned flags) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags) {
-    KE_CALL_UNSAFE(register_range(p, bytesize, Flags));
-}
 
-static CUresult device_pointer(CUdeviceptr *out, void *p) {
+KE_ENTRY(cuMemHostGetDevicePointer_v2, (CUdeviceptr *out, void *p, unsigned flags), (out, p, flags)) {
+    (void)flags;
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     bool known = holding(p) != NULL;
@@ -109,12 +107,8 @@ static CUresult device_pointer(CUdeviceptr *out, void *p) {
     *out = known ? (CUdeviceptr)(uintptr_t)p : 0;
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pdptr, void *p, unsigned int Flags) {
-    (void)Flags;
-    KE_CALL(device_pointer(pdptr, p));
-}
 
-static CUresult host_flags(unsigned *flags, void *p) {
+KE_ENTRY(cuMemHostGetFlags, (unsigned *flags, void *p), (flags, p)) {
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     struct pinned *h = holding(p);
@@ -122,7 +116,6 @@ static CUresult host_flags(unsigned *flags, void *p) {
     ke_mu_unlock();
     return h ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuMemHostGetFlags(unsigned int *pFlags, void *p) { KE_CALL(host_flags(pFlags, p)); }
 
 /* ---- pointer attributes --------------------------------------------------------------------------- */
 
@@ -197,15 +190,12 @@ static CUresult attribute(void *out, int what, CUdeviceptr p) {
     }
 }
 
-static CUresult one(void *out, CUpointer_attribute what, CUdeviceptr p) {
+KE_ENTRY(cuPointerGetAttribute, (void *out, CUpointer_attribute what, CUdeviceptr p), (out, what, p)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     CUresult rc = attribute(out, (int)what, p);
     ke_mu_unlock();
     return rc;
-}
-KE_API CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr) {
-    KE_CALL(one(data, attribute, ptr));
 }
 
 static void clear(void *out, int what) {
@@ -220,7 +210,8 @@ static void clear(void *out, int what) {
     else memset(out, 0, wide ? 8 : what == CU_POINTER_ATTRIBUTE_MAPPED ? 1 : 4);
 }
 
-static CUresult several(unsigned n, CUpointer_attribute *what, void **out, CUdeviceptr p) {
+KE_ENTRY(cuPointerGetAttributes, (unsigned n, CUpointer_attribute *what, void **out, CUdeviceptr p),
+         (n, what, out, p)) {
     if (!what || !out) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     for (unsigned i = 0; i < n; i++) {
@@ -228,8 +219,4 @@ static CUresult several(unsigned n, CUpointer_attribute *what, void **out, CUdev
     }
     ke_mu_unlock();
     return CUDA_SUCCESS;
-}
-KE_API CUresult cuPointerGetAttributes(unsigned int n, CUpointer_attribute *attributes, void **data,
-                                       CUdeviceptr ptr) {
-    KE_CALL(several(n, attributes, data, ptr));
 }

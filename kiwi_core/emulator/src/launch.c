@@ -306,17 +306,14 @@ KE_API CUresult cuKernelGetParamInfo(CUkernel kernel, size_t i, size_t *offset, 
     KE_CALL(param_info(kernel, i, offset, size));
 }
 
-static CUresult occupancy(int *blocks, const void *handle, int block_size) {
+KE_ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor,
+         (int *blocks, CUfunction handle, int block_size, size_t shared), (blocks, handle, block_size, shared)) {
+    (void)shared;
     int ignored;
     CUresult rc = attribute(&ignored, 0, handle);
     if (rc == CUDA_SUCCESS && (!blocks || block_size <= 0)) rc = CUDA_ERROR_INVALID_VALUE;
     if (rc == CUDA_SUCCESS) *blocks = block_size > 1024 ? 0 : 2048 / block_size;
     return rc;
-}
-KE_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, CUfunction func, int blockSize,
-                                                            size_t dynamicSMemSize) {
-    (void)dynamicSMemSize;
-    KE_CALL(occupancy(numBlocks, func, blockSize));
 }
 
 /* ---- launches --------------------------------------------------------------------------------------- */

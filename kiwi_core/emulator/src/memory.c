@@ -264,19 +264,16 @@ static CUresult alloc(CUdeviceptr *out, size_t size) {
 }
 KE_API CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) { KE_CALL_UNSAFE(alloc(dptr, bytesize)); }
 
-static CUresult alloc_pitch(CUdeviceptr *out, size_t *pitch, size_t width, size_t height) {
+KE_ENTRY_UNSAFE(cuMemAllocPitch_v2, (CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned each),
+                (out, pitch, width, height, each)) {
+    (void)each;
     if (!pitch || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
     *pitch = (width + 511) / 512 * 512;
     return alloc(out, *pitch * height);
 }
-KE_API CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes,
-                                   size_t Height, unsigned int ElementSizeBytes) {
-    (void)ElementSizeBytes;
-    KE_CALL_UNSAFE(alloc_pitch(dptr, pPitch, WidthInBytes, Height));
-}
 
 /* Frees memory after waiting for the context's work, as the real driver does. */
-static CUresult release(CUdeviceptr addr) {
+KE_ENTRY_UNSAFE(cuMemFree_v2, (CUdeviceptr addr), (addr)) {
     CUcontext ctx;
     if (addr == 0) return CUDA_SUCCESS;
     CUresult rc = ke_current(&ctx);
@@ -292,7 +289,6 @@ static CUresult release(CUdeviceptr addr) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemFree_v2(CUdeviceptr dptr) { KE_CALL_UNSAFE(release(dptr)); }
 
 static CUresult info(size_t *free_bytes, size_t *total_bytes) {
     CUcontext ctx;
@@ -314,7 +310,7 @@ KE_API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 }
 
 /* Gets the range of an address, also in pinned host memory: a device sees that at the same address. */
-static CUresult address_range(CUdeviceptr *base, size_t *size, CUdeviceptr addr) {
+KE_ENTRY(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *size, CUdeviceptr addr), (base, size, addr)) {
     void *start = NULL;
     size_t bytes = 0;
     ke_mu_lock();
@@ -326,7 +322,4 @@ static CUresult address_range(CUdeviceptr *base, size_t *size, CUdeviceptr addr)
     if (base) *base = (CUdeviceptr)(uintptr_t)start;
     if (size) *size = bytes;
     return CUDA_SUCCESS;
-}
-KE_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr) {
-    KE_CALL(address_range(pbase, psize, dptr));
 }

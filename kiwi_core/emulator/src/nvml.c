@@ -272,32 +272,15 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned *
     return n > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-static nvmlReturn_t none(nvmlDevice_t d, unsigned *count) {
-    return number_out(d, count, 0);
-}
-API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d, unsigned *count, void *infos) {
-    (void)infos;
-    return none(d, count);
-}
-API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t d, unsigned *count, void *infos) {
-    (void)infos;
-    return none(d, count);
-}
-API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *count,
-                                                          struct process_info *infos) {
-    (void)infos;
-    return none(d, count);
-}
-API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned *count, void *infos) {
-    (void)infos;
-    return none(d, count);
-}
-API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned *count, void *infos) {
-    (void)infos;
-    return none(d, count);
-}
-API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *count,
-                                                            struct process_info *infos) {
-    (void)infos;
-    return none(d, count);
-}
+/* Graphics programs and clients of MPS: there are none. */
+#define NO_PROCESSES(name)                                                 \
+    API nvmlReturn_t name(nvmlDevice_t d, unsigned *count, void *infos) {  \
+        (void)infos;                                                       \
+        return number_out(d, count, 0);                                    \
+    }
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)

@@ -47,7 +47,7 @@ static CUresult run_free(CUcontext ctx, void *arg) {
     return CUDA_SUCCESS;
 }
 
-static CUresult free_async(CUdeviceptr addr, CUstream handle) {
+KE_ENTRY(cuMemFreeAsync, (CUdeviceptr addr, CUstream handle), (addr, handle)) {
     CUstream s;
     if (addr == 0) return CUDA_SUCCESS;
     CUresult rc = ke_stream_resolve(handle, &s);
@@ -59,11 +59,10 @@ static CUresult free_async(CUdeviceptr addr, CUstream handle) {
     ke_mu_unlock();
     return known ? ke_submit(s, run_free, &addr, sizeof addr, 0) : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) { KE_CALL(free_async(dptr, hStream)); }
 
 /* ---- pools ---------------------------------------------------------------------------------------- */
 
-static CUresult create(CUmemoryPool *out, const CUmemPoolProps *props) {
+KE_ENTRY(cuMemPoolCreate, (CUmemoryPool *out, const CUmemPoolProps *props), (out, props)) {
     if (!out || !props) return CUDA_ERROR_INVALID_VALUE;
     int id = props->location.id;
     if ((int)props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->handleTypes != 0)
@@ -75,12 +74,9 @@ static CUresult create(CUmemoryPool *out, const CUmemPoolProps *props) {
     *out = p;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps) {
-    KE_CALL(create(pool, poolProps));
-}
 
 /* Destroys a handle. Allocations may outlive the handle, so the struct stays. */
-static CUresult destroy(CUmemoryPool p) {
+KE_ENTRY(cuMemPoolDestroy, (CUmemoryPool p), (p)) {
     CUresult rc = check(p);
     if (rc != CUDA_SUCCESS || p->is_default) return CUDA_ERROR_INVALID_VALUE;
     struct ke_device *d = &ke.devices[p->dev];
@@ -88,7 +84,6 @@ static CUresult destroy(CUmemoryPool p) {
     p->magic = 0;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuMemPoolDestroy(CUmemoryPool pool) { KE_CALL(destroy(pool)); }
 
 enum { DEFAULT_POOL, CURRENT_POOL };
 
@@ -121,18 +116,16 @@ KE_API CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUm
     KE_CALL(located_pool(pool, location, type, CURRENT_POOL));
 }
 
-static CUresult set_pool(CUdevice dev, CUmemoryPool p) {
+KE_ENTRY(cuDeviceSetMemPool, (CUdevice dev, CUmemoryPool p), (dev, p)) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
     if (check(p) != CUDA_SUCCESS || p->dev != (unsigned)dev) return CUDA_ERROR_INVALID_VALUE;
     ke.devices[dev].current_pool = p;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) { KE_CALL(set_pool(dev, pool)); }
 
-static CUresult trim(CUmemoryPool p) { return check(p); } /* nothing is cached */
-KE_API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
-    (void)minBytesToKeep;
-    KE_CALL(trim(pool));
+KE_ENTRY(cuMemPoolTrimTo, (CUmemoryPool p, size_t kept_bytes), (p, kept_bytes)) {
+    (void)kept_bytes; /* nothing is cached */
+    return check(p);
 }
 
 static CUresult get_attribute(CUmemoryPool p, int what, void *out) {
@@ -169,20 +162,14 @@ KE_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
     KE_CALL(set_attribute(pool, (int)attr, value));
 }
 
-static CUresult set_access(CUmemoryPool p, const CUmemAccessDesc *map, size_t count) {
+KE_ENTRY(cuMemPoolSetAccess, (CUmemoryPool p, const CUmemAccessDesc *map, size_t count), (p, map, count)) {
     if (check(p) != CUDA_SUCCESS || (count && !map)) return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS; /* the devices share one address space */
 }
-KE_API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count) {
-    KE_CALL(set_access(pool, map, count));
-}
 
-static CUresult get_access(CUmemAccess_flags *flags, CUmemoryPool p, const CUmemLocation *where) {
+KE_ENTRY(cuMemPoolGetAccess, (CUmemAccess_flags *flags, CUmemoryPool p, CUmemLocation *where), (flags, p, where)) {
     if (!flags || !where || check(p) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
     *flags = (unsigned)where->id == p->dev ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                                            : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
-}
-KE_API CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location) {
-    KE_CALL(get_access(flags, memPool, location));
 }

@@ -294,7 +294,7 @@ KE_API CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flag
 }
 
 /* Destroys a stream. Work already submitted still runs, as with the real driver. */
-static CUresult destroy(CUstream handle) {
+KE_ENTRY(cuStreamDestroy_v2, (CUstream handle), (handle)) {
     CUstream s;
     if ((uintptr_t)handle <= 2) return CUDA_ERROR_INVALID_HANDLE;
     CUresult rc = ke_stream_resolve(handle, &s);
@@ -305,7 +305,6 @@ static CUresult destroy(CUstream handle) {
     ke_mu_unlock();
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuStreamDestroy_v2(CUstream hStream) { KE_CALL(destroy(hStream)); }
 
 static CUresult synchronize(CUstream handle) {
     CUstream s;

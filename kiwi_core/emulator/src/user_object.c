@@ -81,7 +81,8 @@ void ke_held_drop(CUgraph g) {
 
 /* ---- calls --------------------------------------------------------------------------------------- */
 
-static CUresult create(CUuserObject *out, void *data, CUhostFn destroy, unsigned count, unsigned flags) {
+KE_ENTRY(cuUserObjectCreate, (CUuserObject *out, void *data, CUhostFn destroy, unsigned count, unsigned flags),
+         (out, data, destroy, count, flags)) {
     if (!out || !destroy || count == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
         return CUDA_ERROR_INVALID_VALUE;
     CUuserObject o = malloc(sizeof *o);
@@ -91,10 +92,6 @@ static CUresult create(CUuserObject *out, void *data, CUhostFn destroy, unsigned
     alive = *out = o;
     ke_mu_unlock();
     return CUDA_SUCCESS;
-}
-KE_API CUresult cuUserObjectCreate(CUuserObject *object_out, void *ptr, CUhostFn destroy,
-                                   unsigned int initialRefcount, unsigned int flags) {
-    KE_CALL(create(object_out, ptr, destroy, initialRefcount, flags));
 }
 
 static CUresult change(CUuserObject handle, unsigned count, bool more) {
@@ -112,7 +109,8 @@ KE_API CUresult cuUserObjectRelease(CUuserObject object, unsigned int count) {
 }
 
 /* Adds references of a graph. With MOVE the graph takes over references of the caller. */
-static CUresult retain(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) {
+KE_ENTRY(cuGraphRetainUserObject, (CUgraph graph, CUuserObject object, unsigned count, unsigned flags),
+         (graph, object, count, flags)) {
     ke_mu_lock();
     CUgraph g = ke_graph_find(graph);
     CUuserObject o = find(object);
@@ -123,11 +121,8 @@ static CUresult retain(CUgraph graph, CUuserObject object, unsigned count, unsig
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags) {
-    KE_CALL(retain(graph, object, count, flags));
-}
 
-static CUresult release(CUgraph graph, CUuserObject object, unsigned count) {
+KE_ENTRY(cuGraphReleaseUserObject, (CUgraph graph, CUuserObject object, unsigned count), (graph, object, count)) {
     ke_mu_lock();
     CUgraph g = ke_graph_find(graph);
     struct ke_held *h = g ? held_by(g, object) : NULL;
@@ -145,7 +140,4 @@ static CUresult release(CUgraph graph, CUuserObject object, unsigned count) {
     }
     ke_mu_unlock();
     return can ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-KE_API CUresult cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count) {
-    KE_CALL(release(graph, object, count));
 }

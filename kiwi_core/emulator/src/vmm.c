@@ -20,19 +20,19 @@ static CUresult check_prop(const CUmemAllocationProp *prop) {
     return id < 0 || (unsigned)id >= ke.device_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
-static CUresult granularity(size_t *out, const CUmemAllocationProp *prop) {
+KE_ENTRY(cuMemGetAllocationGranularity,
+         (size_t *out, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option), (out, prop, option)) {
+    (void)option;
     CUresult rc = check_prop(prop);
     if (!out) rc = CUDA_ERROR_INVALID_VALUE;
     if (rc == CUDA_SUCCESS) *out = KE_BIG_PAGE;
     return rc;
 }
-KE_API CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop,
-                                              CUmemAllocationGranularity_flags option) {
-    (void)option;
-    KE_CALL(granularity(out, prop));
-}
 
-static CUresult create(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop) {
+KE_ENTRY(cuMemCreate,
+         (CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop, unsigned long long flags),
+         (out, size, prop, flags)) {
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = check_prop(prop);
     if (rc != CUDA_SUCCESS) return rc;
     if (!out || size == 0 || size % KE_BIG_PAGE) return CUDA_ERROR_INVALID_VALUE;
@@ -47,12 +47,8 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t size, const CUm
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
-                            const CUmemAllocationProp *prop, unsigned long long flags) {
-    KE_CALL(flags ? CUDA_ERROR_INVALID_VALUE : create(handle, size, prop));
-}
 
-static CUresult release(CUmemGenericAllocationHandle h) {
+KE_ENTRY(cuMemRelease, (CUmemGenericAllocationHandle h), (h)) {
     ke_mu_lock();
     struct ke_phys *p = by_handle(h);
     if (p) {
@@ -62,9 +58,10 @@ static CUresult release(CUmemGenericAllocationHandle h) {
     ke_mu_unlock();
     return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { KE_CALL(release(handle)); }
 
-static CUresult reserve(CUdeviceptr *out, size_t size, size_t align, CUdeviceptr hint) {
+KE_ENTRY(cuMemAddressReserve, (CUdeviceptr *out, size_t size, size_t align, CUdeviceptr hint, unsigned long long flags),
+         (out, size, align, hint, flags)) {
+    (void)flags;
     if (!out || size == 0 || size % KE_BIG_PAGE) return CUDA_ERROR_INVALID_VALUE;
     if (align == 0) align = KE_BIG_PAGE;
     if (align & (align - 1)) return CUDA_ERROR_INVALID_VALUE;
@@ -72,11 +69,6 @@ static CUresult reserve(CUdeviceptr *out, size_t size, size_t align, CUdeviceptr
     *out = ke_range_reserve(size, align < KE_BIG_PAGE ? KE_BIG_PAGE : align, hint, true);
     ke_mu_unlock();
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-KE_API CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
-                                    unsigned long long flags) {
-    (void)flags;
-    KE_CALL(reserve(ptr, size, alignment, addr));
 }
 
 static struct ke_map *first_map_in(CUdeviceptr addr, size_t size) {
@@ -87,7 +79,7 @@ static struct ke_map *first_map_in(CUdeviceptr addr, size_t size) {
     return NULL;
 }
 
-static CUresult address_free(CUdeviceptr addr, size_t size) {
+KE_ENTRY(cuMemAddressFree, (CUdeviceptr addr, size_t size), (addr, size)) {
     ke_mu_lock();
     struct ke_range *r = ke_range_at(addr);
     CUresult rc = CUDA_SUCCESS;
@@ -98,9 +90,11 @@ static CUresult address_free(CUdeviceptr addr, size_t size) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size) { KE_CALL(address_free(ptr, size)); }
 
-static CUresult map(CUdeviceptr addr, size_t size, size_t offset, CUmemGenericAllocationHandle h) {
+KE_ENTRY(cuMemMap,
+         (CUdeviceptr addr, size_t size, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags),
+         (addr, size, offset, h, flags)) {
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = CUDA_SUCCESS;
     ke_mu_lock();
     struct ke_phys *p = by_handle(h);
@@ -117,10 +111,6 @@ static CUresult map(CUdeviceptr addr, size_t size, size_t offset, CUmemGenericAl
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-                         unsigned long long flags) {
-    KE_CALL(flags ? CUDA_ERROR_INVALID_VALUE : map(ptr, size, offset, handle));
-}
 
 /* Returns whether whole VMM mappings, without a gap, make up exactly this range. */
 static bool whole(CUdeviceptr addr, size_t size) {
@@ -133,7 +123,7 @@ static bool whole(CUdeviceptr addr, size_t size) {
     return size != 0 && at == addr + size;
 }
 
-static CUresult unmap(CUdeviceptr addr, size_t size) {
+KE_ENTRY(cuMemUnmap, (CUdeviceptr addr, size_t size), (addr, size)) {
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
     bool waits = !ke_has(KE_UNMAP_DOES_NOT_WAIT);
     if (waits) ke_wait_context(NULL);
@@ -147,9 +137,9 @@ static CUresult unmap(CUdeviceptr addr, size_t size) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) { KE_CALL(unmap(ptr, size)); }
 
-static CUresult set_access(CUdeviceptr addr, size_t size, const CUmemAccessDesc *desc, size_t count) {
+KE_ENTRY(cuMemSetAccess, (CUdeviceptr addr, size_t size, const CUmemAccessDesc *desc, size_t count),
+         (addr, size, desc, count)) {
     CUresult rc = CUDA_SUCCESS;
     if (!desc || count == 0) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
@@ -169,11 +159,9 @@ static CUresult set_access(CUdeviceptr addr, size_t size, const CUmemAccessDesc 
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count) {
-    KE_CALL(set_access(ptr, size, desc, count));
-}
 
-static CUresult get_access(unsigned long long *flags, const CUmemLocation *where, CUdeviceptr addr) {
+KE_ENTRY(cuMemGetAccess, (unsigned long long *flags, const CUmemLocation *where, CUdeviceptr addr),
+         (flags, where, addr)) {
     if (!flags || !where) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     struct ke_map *m = ke_map_at(addr);
@@ -186,11 +174,8 @@ static CUresult get_access(unsigned long long *flags, const CUmemLocation *where
     ke_mu_unlock();
     return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr) {
-    KE_CALL(get_access(flags, location, ptr));
-}
 
-static CUresult retain(CUmemGenericAllocationHandle *out, void *addr) {
+KE_ENTRY(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle *out, void *addr), (out, addr)) {
     ke_mu_lock();
     struct ke_map *m = ke_map_at((CUdeviceptr)(uintptr_t)addr);
     bool ok = m && !m->ctx && out;
@@ -202,12 +187,13 @@ static CUresult retain(CUmemGenericAllocationHandle *out, void *addr) {
     ke_mu_unlock();
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr) {
-    KE_CALL(retain(handle, addr));
-}
 
 /* Exports a handle. The descriptor is a real one; importing it is not emulated. */
-static CUresult export(int *out, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type) {
+KE_ENTRY(cuMemExportToShareableHandle,
+         (void *shareable, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type, unsigned long long flags),
+         (shareable, h, type, flags)) {
+    int *out = shareable;
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
     ke_mu_lock();
     struct ke_phys *p = by_handle(h);
@@ -217,19 +203,12 @@ static CUresult export(int *out, CUmemGenericAllocationHandle h, CUmemAllocation
     if (!ok) return CUDA_ERROR_INVALID_VALUE;
     return *out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
-KE_API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-                                             CUmemAllocationHandleType type, unsigned long long flags) {
-    KE_CALL(flags ? CUDA_ERROR_INVALID_VALUE : export(shareable, handle, type));
-}
 
-static CUresult properties(CUmemAllocationProp *prop, CUmemGenericAllocationHandle h) {
+KE_ENTRY(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp *prop, CUmemGenericAllocationHandle h),
+         (prop, h)) {
     ke_mu_lock();
     struct ke_phys *p = by_handle(h);
     if (p && prop) *prop = p->prop;
     ke_mu_unlock();
     return p && prop ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-KE_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
-                                                       CUmemGenericAllocationHandle handle) {
-    KE_CALL(properties(prop, handle));
 }
