@@ -36,7 +36,7 @@ def default_cache_dir() -> Path:
 
 
 def cached(what: str, directory: Path, files: Sequence[str], make: Callable[[Path], None]) -> None:
-    """Let ``make`` fill ``directory`` with ``files`` unless they are there.
+    """Let ``make`` fill ``directory`` with ``files``, unless the files exist.
 
     Several processes may call this at once: one makes them under a lock, and the finished directory
     appears by a rename. ``what`` begins the error, for example "The emulated GPU driver". Raise
@@ -83,7 +83,8 @@ def _make(directory: Path, make: Callable[[Path], None]) -> None:
 
 def _make_readable(directory: Path) -> None:
     """Create ``directory`` and its missing parents, with at most mode 0755: programs load code from
-    there, so only its owner may write. Those of root have that mode, whatever the umask."""
+    there, so only its owner may write. Root's directories have that mode, whatever the umask.
+    """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o755, exist_ok=True)
@@ -114,7 +115,7 @@ def _why_unsafe(found: os.stat_result) -> str:
 
 
 def fingerprint(options: Sequence[str], sources: Sequence[Path]) -> str:
-    """Return a hash of everything that the compiled library depends on, but for the compiler."""
+    """Return a hash of everything that the compiled library depends on, except for the compiler."""
     import hashlib
     import sys
 
@@ -157,6 +158,6 @@ def run(command: Sequence[str]) -> None:
 
 
 def failed(what: str, compiler: Sequence[str], error: Exception, remedy: str) -> Unavailable:
-    """Return the error that quotes a compiler's."""
+    """Return an error that quotes the compiler's output."""
     said = getattr(error, "stderr", None) or error
     return Unavailable(f"Compiling {what} failed ({' '.join(compiler)}):\n{said}\n", remedy)

@@ -1,7 +1,7 @@
 """The limits and defaults of a daemon in one frozen place, each with its unit and its reason.
 
-``peer_limits.py`` has those on what the peers of a daemon may take together. Limits of one module
-that nobody sets stand in that module.
+``peer_limits.py`` has the limits on what all peers of a daemon may take together. A limit that
+belongs to one module and is not a setting is in that module.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Config:
     """The defaults. Tests and the command line make another with ``dataclasses.replace``."""
 
     tq_ns: int = 30 * NS_PER_S
-    """Time quantum: long against a swap (seconds), short against a coffee."""
+    """Time quantum: much longer than a swap (seconds), much shorter than a coffee break."""
 
     tq_min_ns: int = 100 * NS_PER_MS
-    """Below this a quantum would be all swap, even on the emulator."""
+    """A shorter quantum would be all swap, even on the emulator."""
 
     tq_max_ns: int = 24 * 3600 * NS_PER_S
     """A day: a longer one is certainly a typing error."""
@@ -55,8 +55,10 @@ class Config:
     relative to a ``low`` one. A power of two, so that sums of weights are exact."""
 
     turns_by_owner: bool = True
-    """Turns go round the owners of sessions first, then round the sessions of each: who runs three
-    programs gets no more than who runs one. ``False``: round sessions, for a single user."""
+    """Turns go round the owners of sessions first, then round the sessions of each owner: a user
+    who runs three programs gets no more than a user who runs one. ``False``: turns go round
+    sessions, for a single user.
+    """
 
     training_share: float = 0.2
     """The least share of its duration that a burst of the class ``training`` gets, under a policy
@@ -102,8 +104,9 @@ class Config:
     """How often the daemon reads memory and utilisation while a session runs."""
 
     reading_patience_ns: int = 1 * NS_PER_S
-    """How long others wait for a reading of what a session has left in the GPU: milliseconds,
-    unless the driver hangs; then old numbers are better than no progress."""
+    """How long others wait for a reading of the memory that a session has left in the GPU:
+    milliseconds, unless the driver hangs; then old numbers are better than no progress.
+    """
 
     lingering_idle_ns: int = 3 * NS_PER_S
     """Threads left over by a cell, and bursts that a program's library began, count as finished
@@ -113,16 +116,19 @@ class Config:
     """Time for a process to come to rest at a driver call; after it the page-out is refused."""
 
     room_wait_ns: int = 5 * NS_PER_S
-    """Time for just freed memory to be scrubbed and show up as free; after it the page-in is
-    refused, since another program really holds the memory."""
+    """Time for newly freed memory to be scrubbed and show up as free; after it the page-in is
+    refused, since another program really holds the memory.
+    """
 
     room_patience_ns: int = 10 * NS_PER_S
-    """How long a program's allocation waits for room while the hindrance may pass (a refused
-    page-out is tried again); after it the program is told that there is no memory."""
+    """How long a program's allocation waits for room while the obstacle may pass (a refused
+    page-out is tried again); after it the program gets an out-of-memory error.
+    """
 
     unowned_left_bytes: int = 256 * MIB
     """The most GPU memory that the preloaded library cannot move and that a page-out leaves in the
-    GPU: about a context's size. More than this the driver's slow checkpoint moves."""
+    GPU: about a context's size. If there is more than this, the driver's slow checkpoint moves it.
+    """
 
     operation_deadline_min_ns: int = 30 * NS_PER_S
     """Least time that a pager operation gets before its session counts as stuck."""

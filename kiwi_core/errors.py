@@ -56,7 +56,7 @@ class GpuError(KiwiError):
 def is_full(error: Exception) -> bool:
     """Return whether a daemon runs but accepts no connection now: it, or the user's share, is full.
 
-    The caller waits and tries again. If it went on as without a daemon, it would use the GPU beside
+    The caller waits and tries again. If it went on without a daemon, it would use the GPU beside
     the sessions that the daemon protects from each other.
     """
     return isinstance(error, PeerError) and error.code in _FULL

@@ -24,7 +24,9 @@ class Module(NamedTuple):
 
     @property
     def kills_hang(self) -> bool:
-        """Whether the machine may hang if a program is killed whose memory was paged out and in."""
+        """Return whether the machine may hang when a program is killed whose memory was paged out
+        and in.
+        """
         return self.open and self.major >= OPEN_HANGS
 
 

@@ -1,7 +1,7 @@
-"""What peers can make a daemon hold together, with its limit, each user's share, and the reason.
+"""Limits on what all peers together can make a daemon hold, with each user's share and the reason.
 
-A peer is any process of any user who may open the socket. Whatever it takes of memory, descriptors
-or time has a limit in this table; those on a single connection are in ``config.py``
+A peer is any process of any user who may open the socket. Everything that a peer can take (memory,
+descriptors, time) has a limit in this table. The limits on a single connection are in ``config.py``
 (``request_max_bytes``, ``hello_within_ns``, ``outbox_max_bytes``). A daemon counts each row in its
 metrics (``kiwi_peer_*``, label ``what``), and a test walks the table.
 
@@ -28,9 +28,10 @@ server."""
 @dataclass(frozen=True)
 class PeerLimit:
     """One limit. ``most`` is for all users together; ``None``: they take turns instead.
-    ``per_user`` is a user's share, at most. For what is spent and not held (requests, new
+    ``per_user`` is the most for one user. For things that are spent and not held (requests, new
     connections), it is the size of a token bucket, and ``per_s`` is the bucket's refill per second.
-    ``descriptors`` is what each item takes."""
+    ``descriptors`` is the number of descriptors that each item takes.
+    """
 
     name: str
     what: str
@@ -79,7 +80,7 @@ PEER_LIMITS: Final = (
         REQUESTS, "requests; each 0.1 ms of the daemon's CPU time counts as one", None, 20_000,
         "A cell is two requests. A thousand busy notebooks of one user (200 cells a second) take "
         "400 to 800 a second, and the benchmarks of a single lease some 10,000 in a few seconds. "
-        "The rate is a fifth of a core. Who is above it is read more slowly, and loses nothing.",
+        "The rate is a fifth of a core. A user above it is read more slowly, and loses nothing.",
         per_s=2_000,
     ),
     PeerLimit(
@@ -90,8 +91,8 @@ PEER_LIMITS: Final = (
     ),
     PeerLimit(
         QUEUE_PLACES, "bursts in the queue for the GPU", 2048, 32,
-        "Who waits behind another user waits for at most so many bursts. A user's further bursts "
-        "wait outside the queue, in order, and lose nothing: the user's own would go first.",
+        "A user who waits behind another one waits for at most this many bursts. A user's further "
+        "bursts wait outside the queue, in order, and lose nothing: the user's own would go first.",
     ),
     PeerLimit(
         PROGRAMS, "programs that have Kiwi's library", 2048, 1024,
@@ -100,7 +101,7 @@ PEER_LIMITS: Final = (
         descriptors=1,
     ),
     PeerLimit(
-        WATCHES, "connections that are told of each change", 2048, 128,
+        WATCHES, "connections that receive each change", 2048, 128,
         "The status of a thousand sessions is half a MiB, and each watcher gets it. A Jupyter "
         "server needs one, each `kiwi status --watch` one.",
     ),
@@ -141,8 +142,9 @@ UNHANDLED_LINE_BYTES: Final = 4 * KIB
 
 
 def fitted(descriptors: int) -> tuple[PeerLimit, ...]:
-    """Return ``PEER_LIMITS`` for a process that may have so many descriptors. If they do not
-    suffice, the limits that take descriptors get smaller in proportion, with their shares."""
+    """Return ``PEER_LIMITS`` for a process with a limit of this many descriptors. If they do not
+    suffice, the limits that take descriptors get smaller in proportion, with their shares.
+    """
     takers = [limit for limit in PEER_LIMITS if limit.descriptors]
     needed = sum((limit.most or 0) * limit.descriptors for limit in takers)
     available = descriptors - SPARE_DESCRIPTORS - RESERVE * len(takers)

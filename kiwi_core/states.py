@@ -10,7 +10,7 @@ Direction = Literal["out", "in"]
 
 
 class AntiThrash(str, Enum):
-    """When runners are serialised: if they do not fit, always, or never (at the users' risk)."""
+    """Whether runners take turns: if they do not fit, always, or never (at the users' risk)."""
 
     ON = "on"
     ALWAYS = "always"
@@ -67,7 +67,7 @@ class Residency(str, Enum):
 
 
 NOT_FREE: Final = frozenset({Residency.SUSPENDED, Residency.PAGED_OUT})
-"""Where the memory of a process is that waits at its next driver call."""
+"""Where the memory of a process can be that waits at its next driver call."""
 
 
 class MovedBy(str, Enum):

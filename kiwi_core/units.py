@@ -76,7 +76,9 @@ def format_duration_s(duration_s: float) -> str:
 
 
 def format_period_s(period_s: float) -> str:
-    """Return a time that somebody has set, without what is zero: ``15 min``, ``1 h``, ``4 s``."""
+    """Return the text of a time that a user has set, without parts that are zero: ``15 min``, ``1
+    h``, ``4 s``.
+    """
     if period_s < 60:
         return f"{period_s:g} s"
     return format_duration_s(period_s).removesuffix(" 0 s").removesuffix(" 0 min")
@@ -85,8 +87,9 @@ def format_period_s(period_s: float) -> str:
 def format_wait_s(
     expected_s: float, low_s: float | None = None, high_s: float | None = None, why: str = ""
 ) -> str:
-    """Return the rest of a wait for users: ``any moment``, ``about 12 s``, ``10-25 s``, ``up to
-    7 s``, ``about 3 min (others go first)``. The labextension's ``formatWait`` does the same."""
+    """Return the rest of a wait for users: ``any moment``, ``about 12 s``, ``10-25 s``, ``up to 7
+    s``, ``about 3 min (others go first)``. The labextension's ``formatWait`` does the same.
+    """
     text = _range(low_s, high_s) if low_s is not None and high_s is not None else ""
     if not text:
         about = _amount(expected_s)
@@ -123,7 +126,7 @@ def _rounded(value: float, step: float) -> float:
 
 
 def ordinal(position: int) -> str:
-    """``1st``, ``2nd``, ``3rd``, ``4th``, ``11th`` …"""
+    """Return ``1st``, ``2nd``, ``3rd``, ``4th``, ``11th`` …"""
     if 10 <= position % 100 <= 20:
         return f"{position}th"
     return f"{position}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(position % 10, 'th') }"

@@ -99,8 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _writing(name: str | None) -> Iterator[Callable[[bytes], None]]:
-    """Give a function that writes the JSON. Raise ``CallerError`` if the file cannot be written,
-    before anything is measured; if nothing comes, remove the file that was made to see that."""
+    """Yield a function that writes the JSON. Raise ``CallerError`` before anything is measured if
+    the file cannot be written. If nothing is written, remove the file that was created for this
+    check.
+    """
     if name is None or name == "-":
         yield lambda data: print(data.decode(), end="") if name else None
         return

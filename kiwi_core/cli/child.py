@@ -58,7 +58,8 @@ def run(path: str, command: list[str], env: Mapping[str, str]) -> int:
 
 class _Forwarding:
     """Passes signals of this process on to the child. Those that come before the child starts wait
-    for it. A signal that is ignored here (nohup) stays ignored, in the child too."""
+    for it. A signal that this process ignores (nohup) stays ignored in the child, too.
+    """
 
     def __init__(self) -> None:
         self._pid: int | None = None

@@ -42,7 +42,8 @@ Time quantum, mode, policy and priorities can be changed live: kiwi set --help.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare each option: its name, its unit, and as ``dest`` the field of ``DaemonOptions`` or
-    the limit in ``Config`` that it sets. What is not asked for keeps the default that is there."""
+    the limit in ``Config`` that it sets. An option that is not given keeps the default there.
+    """
     parser.argument_default = argparse.SUPPRESS
     parser.add_argument(
         "--gpu",

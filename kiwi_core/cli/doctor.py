@@ -41,7 +41,7 @@ FILES: Final = {
     "grafana": "kiwi-dashboard.json",
     "cdi": "kiwi-cdi.json",
 }
-"""The files that ``--print`` can print; they lie in ``files/`` beside this module."""
+"""The files that ``--print`` can print; they are in ``files/`` beside this module."""
 
 AREA_TIMEOUT_S: Final = 45.0
 """The driver takes up to 3 s to start on big machines, IPython's configuration takes a few; a call

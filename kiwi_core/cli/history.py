@@ -64,8 +64,9 @@ class HistoryRun(Struct, kw_only=True):
 
 
 class Historian:
-    """Builds a ``HistoryRun``. It gets each entry after ``scheduler``, which gets none if the
-    beginning of the journal is missing; ``finish`` closes spans."""
+    """Builds a ``HistoryRun``. It gets each entry after ``scheduler`` has had it. The scheduler
+    gets no entry if the beginning of the journal is missing. ``finish`` closes spans.
+    """
 
     def __init__(self, header: JournalHeader, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

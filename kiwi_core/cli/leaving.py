@@ -30,7 +30,7 @@ _LOOK_EVERY_S: Final = 0.05
 
 
 class Terminated(BaseException):
-    """A signal told this process to end."""
+    """A signal asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -71,8 +71,9 @@ def _is_leaving() -> bool:
 
 @contextmanager
 def ending_descendants() -> Iterator[None]:
-    """At the end of the block, end all that this process has started in it, and also what its
-    children left behind: until then orphans become this process's children, and not init's."""
+    """At the end of the block, end all processes that this process has started in it, and all that
+    its children left behind. Until then this process adopts orphans, in place of init.
+    """
     others = _descendants(frozenset())  # children of a shell that exec'ed this process
     before = _adopt(orphans=True)
     try:

@@ -79,7 +79,7 @@ def _last(log: BinaryIO, count: int) -> list[str]:
 
 
 def _new(log: BinaryIO) -> None:
-    """Print the lines that are new; if the log was emptied, print from its beginning."""
+    """Print the new lines; if the log was emptied, print from its beginning."""
     if os.fstat(log.fileno()).st_size < log.tell():
         log.seek(0)
     whole, _, begun = log.read().rpartition(b"\n")

@@ -195,8 +195,9 @@ def find_library() -> tuple[Path | None, preload.Unavailable | None]:
 
 
 class LinkWatch:
-    """Ends the program's burst as soon as the library in it asks for the GPU by itself. If the
-    library was not loaded (as in a static program), the burst lasts as long as the program."""
+    """Ends the program's burst as soon as the library in the program asks for the GPU itself. If
+    the library was not loaded (as in a static program), the burst lasts as long as the program.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -227,7 +228,7 @@ class LinkWatch:
 
 
 def _leave_on_signals() -> None:
-    """Have SIGTERM and SIGHUP free the place in the queue; Ctrl-C does so in Python already."""
+    """Make SIGTERM and SIGHUP free the place in the queue; Python does so for Ctrl-C already."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise Terminated(number)
@@ -331,8 +332,9 @@ def _first_that_answers(
 
 
 def _once_there_is_room(client: Client) -> Welcome:
-    """Connect, and wait if the daemon is full. Without it the program would use the GPU at the same
-    time as those who take turns."""
+    """Connect, and wait while the daemon is full. Without a connection the program would use the
+    GPU at the same time as the sessions that take turns.
+    """
     from kiwi_core.client.patience import FULL_AGAIN_S
 
     said = False
@@ -374,8 +376,9 @@ def gpu_possible(env: dict[str, str]) -> bool:
 
 
 def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dict[str, str]:
-    """Return the program's environment: one visible GPU, the daemon's emulated driver if it has
-    one, and that the program already belongs to a session."""
+    """Return the program's environment: it shows one GPU, has the daemon's emulated driver if there
+    is one, and says that the program already belongs to a session.
+    """
     if named or env.get(config.ENV_GPU) or not env.get(ENV_VISIBLE) or only_visible(env):
         env[ENV_VISIBLE] = welcome.gpu_uuid
     env[ENV_INSIDE] = welcome.session

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_setting(text: str) -> Setting:
-    """Parse a setting for argparse. Its error says what would be right."""
+    """Parse a setting for argparse. The error says what is valid."""
     name, equals, value = text.partition("=")
     if equals and name == "tq":
         return Setting(tq_s=parse_tq_s(value))

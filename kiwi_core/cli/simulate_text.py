@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.model import Cluster, Setup
 
 Column = tuple["Setup | None", "Summary"]
-"""A set-up and its results; the set-up is ``None`` for the real results in the journal."""
+"""A configuration and its results. The configuration is ``None`` for the real results in the
+journal.
+"""
 
 
 def column_name(setup: Setup | None, *, cluster: bool = False) -> str:
@@ -37,7 +39,7 @@ def table_lines(
     users: bool = False,
     cluster: bool = False,
 ) -> list[str]:
-    """Return a table with a column for each set-up, after a column for the real results."""
+    """Return a table with a column for each configuration, after a column for the real results."""
     first = columns[0][1]
     rows = [["", *(column_name(setup, cluster=cluster) for setup, _ in columns)]]
     summaries = [summary for _, summary in columns]

@@ -42,7 +42,9 @@ class Style:
         return self._wrap("33", text)
 
     def loud(self, text: str) -> str:
-        """Mark what nobody may overlook, in reversed yellow; without colour, capitals must do."""
+        """Mark what nobody may overlook in reversed yellow, or in capitals where there is no
+        colour.
+        """
         return self._wrap("1;7;33", f" {text} ") if self.colour else text
 
     def _wrap(self, code: str, text: str) -> str:

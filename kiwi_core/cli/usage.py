@@ -167,7 +167,9 @@ def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Styl
 
 
 def _over_all(told: Sequence[tuple[Welcome, UsageReport]]) -> list[UsageRow]:
-    """Sum each user's or notebook's rows over all GPUs; who held the GPU longest comes first."""
+    """Sum each user's or notebook's rows over all GPUs. The row that held the GPU longest comes
+    first.
+    """
     import msgspec
 
     sums: dict[tuple[str, str, bool], UsageRow] = {}

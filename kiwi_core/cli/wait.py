@@ -1,4 +1,4 @@
-"""``kiwi wait``: say how long a session of which nothing is known would wait for a GPU now."""
+"""``kiwi wait``: say how long a new, unknown session would wait for a GPU now."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class StatusNews:
 
 
 class StatusFollower(threading.Thread):
-    """Follows one socket until told to stop, or until the daemon ends and removes its socket."""
+    """Follows one socket until it is stopped, or until the daemon ends and removes its socket."""
 
     def __init__(
         self, socket: Path, news: queue.SimpleQueue[StatusNews], stop: threading.Event

@@ -60,7 +60,7 @@ def autostart(
     ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``. ``waiting`` is called
     several times a second while this waits.
 
-    Raises ``CallerError`` ("unsafe-directory": somebody else could have put sockets there) and
+    Raises ``CallerError`` ("unsafe-directory": another user could have put sockets there) and
     ``PeerError`` "no-daemon" with the last lines of the daemon's log. A daemon that is only slow
     goes on starting.
     """

@@ -154,7 +154,7 @@ class Channel:
     def _dial(self, patience: Patience, watcher: Watcher | None) -> None:
         """Connect and tell the daemon the state of the burst; ``_dialling`` is held.
 
-        ``watcher`` is the caller, if a watcher calls: it may have been retired meanwhile.
+        ``watcher`` is the calling watcher, if a watcher calls; it may have been retired meanwhile.
         """
         with self.lock:
             hello = self._hello(self.table)
@@ -261,8 +261,9 @@ class Channel:
             self._watcher.wake()
 
     def mend(self) -> None:
-        """Finish what an interrupt may have left: a link that nobody reads, messages not sent or
-        not taken. The watcher's thread calls this when it was woken, and every few seconds."""
+        """Finish what an interrupt may have left undone: a link that nobody reads, messages not
+        sent or not taken. The watcher's thread calls this when it was woken, and every few seconds.
+        """
         with self._reading:
             if (link := self.link) is not None:
                 self._take_in(link)
@@ -359,7 +360,9 @@ class Channel:
         return self.link is not None
 
     def count_away(self, spent_s: float, error: KiwiError | None = None) -> None:
-        """Count time without a daemon, and a failed attempt (``error``). A full one resets it."""
+        """Count time without a daemon, and a failed attempt (``error``). A full daemon resets the
+        count.
+        """
         with self.lock:
             self.away_s += spent_s
             if error is not None:
@@ -378,7 +381,9 @@ class Channel:
         return self._reconnect and not self.leaving
 
     def end_watch(self, watcher: Watcher) -> None:
-        """Close the channel when its thread ends, as after a loss without ``reconnect``."""
+        """Close the channel when its thread ends, for example after a lost connection without
+        ``reconnect``.
+        """
         with self.lock:
             if self._watcher is watcher:
                 self._watcher = None

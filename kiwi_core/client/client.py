@@ -79,12 +79,12 @@ def loaded_cuda_library() -> str:
 class Client:
     """A connection to the daemon that listens at ``socket_path``.
 
-    ``on_notice`` gets what the user must know, in the thread that reads it. ``on_unforeseen`` is
+    ``on_notice`` gets notices for the user, in the thread that reads them. ``on_unforeseen`` is
     called there for each message about a wait that nobody here asked for (``unforeseen``).
     ``on_state`` gets true and false as the connection comes and goes, in the client's own thread.
     These must be quick, and must not call the client's blocking functions. ``cuda_library`` is
-    called before each hello, and so is ``ungated``, which says why this process has no gate ("":
-    it has one). ``daemon_grace_s``: running time without a daemon after which a wait fails.
+    called before each hello, and so is ``ungated``, which says why this process has no gate ("": it
+    has one). ``daemon_grace_s``: running time without a daemon after which a wait fails.
     """
 
     def __init__(
@@ -167,8 +167,9 @@ class Client:
 
     @property
     def unforeseen(self) -> Waiting | None:
-        """Where a call at this program's gate waits, by the daemon's last message, although nobody
-        here asked for the GPU; ``None``: the call has the GPU, or there is no such call."""
+        """Return the daemon's last message about a call that waits at this program's gate although
+        nobody here asked for the GPU. ``None``: the call has the GPU, or there is no such call.
+        """
         return self._channel.table.unforeseen
 
     @property
@@ -237,7 +238,7 @@ class Client:
         """End the burst (``lingering``: threads or tasks that it left behind still use the GPU).
 
         Does nothing outside a burst, or if ``burst`` is given and is not the current one. Does not
-        raise if the daemon is away: it is told when it is back.
+        raise if the daemon is away: the client reports the end when the daemon is back.
         """
         with self._channel.lock:
             if burst is None or burst == self._channel.table.burst:
@@ -317,8 +318,9 @@ class Client:
         return answer.lines
 
     def history(self, since: int = 0, timeout_s: float = 5.0) -> HistoryReport:
-        """Return all that changed in the GPU's history after the serial ``since``. The next call
-        may go on from ``last``. A daemon that was restarted counts from 1 again."""
+        """Return all changes of the GPU's history after the serial ``since``. The next call may go
+        on from ``last``. A restarted daemon counts from 1 again.
+        """
         entries: dict[int, HistoryEntry] = {}
         sessions: dict[str, HistorySession] = {}
         while True:

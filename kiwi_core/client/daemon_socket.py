@@ -60,7 +60,7 @@ class _Heard:
         self.chunks: list[bytes] = []
         self.messages: deque[DaemonMessage] = deque()
         self.fault: PeerError | None = None
-        """The fault after the last of the messages; nothing can follow it."""
+        """The fault behind the last message; nothing can follow it."""
         self.frames = frames
 
     def taken_apart(self) -> _Heard:
@@ -102,7 +102,9 @@ class DaemonSocket:
 
     @property
     def conversation(self) -> Conversation:
-        """The state of the conversation: it says what may come next. Only the link changes it."""
+        """The state of the conversation, which says which message may come next. Only the link
+        changes it.
+        """
         return self._said.conversation
 
     @property
@@ -175,8 +177,9 @@ class DaemonSocket:
         return True
 
     def messages(self) -> deque[DaemonMessage]:
-        """Return the fetched messages; the caller takes the oldest, if there is one, and calls
-        again. Raises ``PeerError`` for garbage, after the good messages before it."""
+        """Return the fetched messages. The caller takes the oldest, if there is one, and calls
+        again. Raises ``PeerError`` for garbage, after the good messages before it.
+        """
         heard = self._heard
         if not heard.messages and heard.fault is None and heard.chunks:
             self._heard = heard = heard.taken_apart()
@@ -212,8 +215,9 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[DaemonSocket, We
 
 
 def welcomed(link: DaemonSocket, hello: Hello, patience: Patience) -> Welcome:
-    """Send ``hello`` and wait for the answer. A daemon that turns this process away sends the
-    reason and closes, perhaps before the hello is sent; the reason can still be read then."""
+    """Send ``hello`` and wait for the answer. A daemon that refuses this process sends the reason
+    and closes, perhaps before the hello is sent. The reason can still be read then.
+    """
     try:
         link.send(hello)
     except PeerError as error:

@@ -25,7 +25,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 LEFT_LATELY_S: Final = 60.0
-"""A daemon that left less than this ago is probably being restarted."""
+"""A daemon that ended less than this ago is probably being restarted."""
 
 Signs = frozenset[tuple[str, int, int]]
 """Name, inode and time of files."""
@@ -34,7 +34,7 @@ _UCRED: Final = struct.Struct("3i")
 
 
 def is_trusted(uid: int, path: Path) -> bool:
-    """Return whether this process may obey user ``uid`` who answers in the directory ``path``."""
+    """Return whether this process may trust user ``uid`` who answers in the directory ``path``."""
     return uid in (0, os.getuid()) or uid in _trusted_in(path)
 
 
@@ -76,8 +76,9 @@ def may_start_in(path: Path) -> bool:
 
 
 def why_no_sockets(path: Path) -> str:
-    """Return why nothing in ``path`` is used, as a sentence that follows another one; "" if the
-    directory is safe."""
+    """Return why no socket in ``path`` is used, as a sentence that follows another one; "" if the
+    directory is safe.
+    """
     try:
         why = why_unsafe(path)
     except OSError:
@@ -97,8 +98,9 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def trusted_sockets(path: Path) -> list[str]:
-    """Return the names of the sockets in ``path`` that only who is trusted can have put there,
-    in order. A directory that is missing, or that others can write, has none."""
+    """Return the names of the sockets in ``path`` that only a trusted user can have put there, in
+    order. The result is empty if the directory is missing, or if others can write to it.
+    """
     try:
         with opened(path) as directory:
             trusted = trusted_uids(directory)
@@ -111,11 +113,11 @@ def trusted_sockets(path: Path) -> list[str]:
 
 
 def signs_of_a_daemon(path: Path) -> Signs:
-    """Return what shows that ``path`` has a daemon, had one lately or will have one; two calls
-    return the same if nothing has changed.
+    """Return what shows that ``path`` has a daemon, had one lately or will have one. Two calls
+    return the same value if nothing has changed.
 
-    A daemon that was killed leaves its socket. One that was told to end removes it, but the time of
-    its lock says when that was. Root's directory shows that root's daemon belongs there.
+    A daemon that was killed leaves its socket. One that was stopped removes it, but the time of its
+    lock says when that was. Root's directory shows that root's daemon belongs there.
     """
     signs: set[tuple[str, int, int]] = set()
     try:

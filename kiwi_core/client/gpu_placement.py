@@ -1,9 +1,9 @@
 """Chooses the GPU where a program that is about to start would wait least.
 
 Servers and ``kiwi run`` use the number that daemons also give to batch systems: the wait of a
-newcomer (``GpuStatus.newcomer_wait_s``). One program is placed at a time on a machine, and its
-GPU's daemon is told to expect it before the next one is placed. So programs that start together
-spread.
+newcomer (``GpuStatus.newcomer_wait_s``). On a machine, one program is placed at a time, and its
+GPU's daemon learns to expect it before the next program is placed. So programs that start together
+spread over the GPUs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ LOCK_EVERY_S: Final = 0.01
 def place(sockets: list[Path], key: str, *, within_s: float = WITHIN_S) -> GpuStatus | None:
     """Choose the GPU of one of ``sockets`` for the program ``key`` (a session's ``kernel_id``), and
     have its daemon expect it. Return ``None`` if there is no choice: fewer than two daemons, or
-    none answers in time. Never raises for what is wrong with a daemon."""
+    none answers in time. Faults of a daemon raise nothing.
+    """
     if len(sockets) < 2:
         return None
     directory = sockets[0].parent
@@ -63,8 +64,9 @@ def place(sockets: list[Path], key: str, *, within_s: float = WITHIN_S) -> GpuSt
 
 
 def rank(gpu: GpuStatus) -> tuple[float, int, int, int]:
-    """Return what decides between GPUs; the smallest is the best. Equal waits (to about a second):
-    fewest sessions, then most memory that is free or could be, then the lowest index."""
+    """Return the sort key of a GPU; the smallest is the best. Equal waits (to about a second):
+    fewest sessions, then most memory that is free or could be, then the lowest index.
+    """
     wait_s = gpu.newcomer_wait_s
     felt = math.inf if wait_s is None else float(int(wait_s / UNNOTICED_S))
     idle = (one for one in gpu.sessions if one.state is SessionState.IDLE)
@@ -111,8 +113,9 @@ def _usable(gpus: list[GpuStatus]) -> list[GpuStatus]:
 
 def _lock(directory: Path, deadline_s: float) -> int | None:
     """Take the lock that the daemon has made for it, which every user may open, and return its
-    descriptor. Who cannot get it in time goes on without it: a hostile process that keeps it makes
-    placement worse, and stops nobody."""
+    descriptor. A caller that cannot get it in time goes on without it: a hostile process that keeps
+    it makes placement worse, and stops nobody.
+    """
     try:
         lock = os.open(directory / PLACING_LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -2,8 +2,8 @@
 
 In a user namespace of its own, as of a pod with ``hostUsers: false``, a container cannot tell root
 of the machine from any other user outside: files and peers of all of them show the overflow uid.
-There the mount takes the place of the uid. Only who starts the container, or its root, can mount
-something in it, and what is mounted read-only takes no sockets from inside.
+There the mount is the proof, in place of the uid. Only the user who starts the container, or its
+root, can mount something in it, and nothing inside can put a socket on a read-only mount.
 
 ``kiwi_core/preload/src/place.c`` has the same rules.
 """
@@ -23,12 +23,13 @@ _MOUNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 def trusted_uids(directory: int) -> frozenset[int]:
     """Return the users that may put daemons into ``directory``, an open descriptor: root and the
-    own user, who control this process anyway, and whoever is hidden behind the overflow uid if the
-    directory was handed in."""
+    current user, who control this process anyway, and whoever is behind the overflow uid if the
+    directory was handed in.
+    """
     own = frozenset((0, os.getuid()))
     try:
         return own | {_overflow_uid()} if _is_handed_in(directory) else own
-    except OSError:  # no /proc: nothing speaks for it
+    except OSError:  # no /proc: nothing proves the mount
         return own
 
 
@@ -46,8 +47,10 @@ def _is_handed_in(directory: int) -> bool:
 
 
 def _is_read_only_mount(fields: list[str], mount_id: str, path: str) -> bool:
-    """Fields, as proc(5) has them: id, parent, device, root, mount point, options … A path with a
-    blank is escaped there, and never the same."""
+    """Return whether a line of mountinfo is a read-only mount. Its fields, as proc(5) has them: id,
+    parent, device, root, mount point, options … A path with a blank is escaped there, and never the
+    same.
+    """
     return fields[0] == mount_id and fields[4] == path and "ro" in fields[5].split(",")
 
 

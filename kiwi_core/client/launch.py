@@ -1,8 +1,8 @@
 """Start a program that outlives its starter. Run by path, as a script; imports nothing of Kiwi.
 
-``launch.py PROGRAM ARG …`` runs the program in a session of its own and stays until standard input
-ends. The program then belongs to init and to no other process tree, so stopping or killing the
-starter does not reach it. If the program ends earlier, so does this script, with its status.
+``launch.py PROGRAM ARG …`` runs the program in its own session and stays until standard input ends.
+The program then belongs to init and to no other process tree, so stopping or killing the starter
+does not reach it. If the program ends earlier, so does this script, with its status.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 ROOT = Path("/")
-"""Where ``proc`` and ``dev`` are; tests put a tree of their own here."""
+"""Where ``proc`` and ``dev`` are; tests use another tree."""
 
 NOT_SHARED: Final = "not-shared"
 """Error code: this process has no GPU that Kiwi could share, and a daemon would not change that."""
@@ -39,8 +39,8 @@ class MachineGpu:
 def machine_gpus() -> list[MachineGpu]:
     """Return the machine's GPUs in the order of their PCI addresses, which is the order of NVML.
 
-    Empty without NVIDIA's kernel module, and where the module cannot say each UUID: it shows
-    question marks until a program has used the GPU, which a daemon does when it starts.
+    The list is empty without NVIDIA's kernel module, and where the module does not know each UUID:
+    it shows question marks until a program has used the GPU, which a daemon does when it starts.
     """
     found = []
     for place in sorted((ROOT / "proc/driver/nvidia/gpus").glob("*/information")):
@@ -61,16 +61,18 @@ def _facts(text: str) -> dict[str, str]:
 
 
 def _may_open(device: Path) -> bool:
-    """Return whether ``open`` would succeed. The kernel asks the device cgroup for ``access``, too
-    (``inode_permission``); opening a GPU that nobody uses would start it, which takes seconds."""
+    """Return whether ``open`` would succeed. Like ``open``, ``access`` makes the kernel ask the
+    device cgroup (``inode_permission``). Opening a GPU that nobody uses would start it, which takes
+    seconds.
+    """
     return os.access(device, os.R_OK | os.W_OK)
 
 
 def visible_gpus(env: Mapping[str, str], machine: Sequence[MachineGpu] = ()) -> list[str] | None:
-    """Return what CUDA shows a process with ``env``, in CUDA's order: UUIDs, and indices where
-    ``machine`` is not known. ``None``: nothing is known, so all GPUs.
+    """Return the GPUs that CUDA shows a process with ``env``, in CUDA's order: UUIDs, and indices
+    where ``machine`` is not known. ``None``: nothing is known, so all GPUs.
 
-    An empty list in the environment counts as none given: such a process uses no GPU, wherever it
+    An empty list in the environment counts as no list: such a process uses no GPU, wherever it
     waits.
     """
     mine = [gpu.uuid for gpu in machine if gpu.is_open]
@@ -90,7 +92,9 @@ def visible_gpus(env: Mapping[str, str], machine: Sequence[MachineGpu] = ()) -> 
 
 
 def own_sockets(socket_dir: Path, env: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the sockets of this process's GPUs, in CUDA's order; by name where it is not known."""
+    """Return the sockets of this process's GPUs, in CUDA's order, or by name where that order is
+    not known.
+    """
     visible = visible_gpus(os.environ if env is None else env, _served(socket_dir))
     if visible is None:
         return discover(socket_dir)
@@ -105,8 +109,9 @@ def only_visible(env: Mapping[str, str]) -> str:
 
 
 def no_daemon(socket_dir: Path, named: str = "", env: Mapping[str, str] | None = None) -> PeerError:
-    """Return the error for a process that has found no socket: of the GPU that its user ``named``
-    to Kiwi, else by ``own_sockets``."""
+    """Return the error for a process that has found no socket: for the GPU that its user ``named``
+    to Kiwi, else as ``own_sockets`` sees it.
+    """
     from kiwi_core.client.directory import why_no_sockets
 
     visible: list[str] | None = [named]

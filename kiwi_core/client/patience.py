@@ -3,9 +3,9 @@
 ``threading.Condition`` is Python code: a ``KeyboardInterrupt`` inside it can leave its lock taken
 forever. In ``Changes`` every step that matters is one call into C, where no interrupt is raised.
 
-The daemon may freeze a whole process for minutes, in the middle of any wait. Its answer is not late
-then: it may already be in the socket. So ``Patience`` counts only the time in which this process
-could run.
+The daemon may freeze a whole process for minutes, in the middle of any wait. An answer is not late
+then, because it may already be in the socket. So ``Patience`` counts only the time in which this
+process could run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ SLICE_S = 0.25
 """Longest single wait: the client notices an interrupt and counts time at least this often."""
 
 FULL_AGAIN_S = 1.0
-"""Time between attempts to connect to a full daemon: a place is free when somebody leaves."""
+"""Time between attempts to connect to a full daemon: a place becomes free when another process
+leaves.
+"""
 
 _STEP_MAX_S = 2 * SLICE_S
 """Most that one slice counts. A frozen minute counts no more than this. On a loaded machine a slice
@@ -38,11 +40,12 @@ LOOK_EVERY_S: Final = 0.1
 """Time between two attempts; one at a socket that nobody serves costs microseconds."""
 
 RESTARTED_WITHIN_S: Final = 10.0
-"""A supervisor restarts a daemon within seconds, and so does the system a supervisor."""
+"""A supervisor restarts a daemon within seconds, and the system restarts a supervisor as fast."""
 
 REVIVED_WITHIN_S: Final = 3.0
 """A running supervisor restarts its daemon within this time. After it, a client that may start a
-daemon does."""
+daemon starts one.
+"""
 
 T = TypeVar("T")
 
@@ -54,7 +57,7 @@ class Changes:
         self._sleepers: dict[threading.Lock, None] = {}
 
     def tell(self) -> None:
-        """Wake all sleepers, so that they look again. Costs nothing when there are none."""
+        """Wake all sleepers, so that they check again. Costs nothing when there are none."""
         while self._sleepers:
             with suppress(KeyError):  # another thread took the last one
                 self._sleepers.popitem()[0].release()

@@ -54,9 +54,10 @@ class Guard:
 
 
 class PrivateDaemon:
-    """A daemon that starts when this is made. It ends with ``end``, or when this process dies
-    without calling that (by SIGKILL for instance). ``whose`` is for errors ("the demo's"); the
-    sockets go to ``sockets``, and the output to ``log``."""
+    """A daemon that starts when this object is created. It ends with ``end``, or when this process
+    dies without calling that (by SIGKILL for instance). ``whose`` is for errors ("the demo's"); the
+    sockets go to ``sockets``, and the output to ``log``.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What a client knows about its burst and its open requests. No socket, no thread, no lock.
 
-``hears`` takes each message of the daemon. ``next_message`` compares the state here with what was
+``hears`` takes each message from the daemon. ``next_message`` compares the state here with what was
 sent on a connection and returns the message to send next: after a burst was asked for or has ended,
 on a new connection, and after an interrupt between any two of these. Each step that matters is a
 single assignment, or a single call into C, so that an interrupt finds it done or not done.
@@ -70,13 +70,15 @@ class LeaseRequest:
         self.blocking = blocking
         """Whether that thread waits inside ``acquire``, so that nobody has a ticket."""
         self.left = False
-        """Whether an exception has ended that ``acquire``: nobody wants this lease any more."""
+        """Whether an exception has ended that ``acquire``, so that nobody wants this lease any
+        more.
+        """
         self.granted: Granted | None = None
         """The latest grant; a new one, with a fresh quantum, comes after each suspension."""
         self.waiting: Waiting | None = None
         """The latest place in the queue; after the first grant, set only while suspended."""
         self.error: KiwiError | None = None
-        """Why it was not granted, or is granted no longer."""
+        """Why it was not granted, or is no longer granted."""
         self.ended: LeasePhase | None = None
         """The phase after the burst, ``IDLE`` or ``LINGERING``; None before its end."""
         self.withdrawn = False
@@ -110,14 +112,16 @@ class Request:
         self.replies: list[DaemonMessage] = []
         """The answer; one at most."""
         self.error: KiwiError | None = None
-        """Why it gets no answer."""
+        """Why there is no answer."""
 
     @property
     def over(self) -> bool:
         return bool(self.replies) or self.error is not None
 
     def result(self) -> DaemonMessage:
-        """Return the answer, once ``over``. Raises ``KiwiError`` for none, or for an error."""
+        """Return the answer, once ``over``. Raises ``KiwiError`` if there is none, or if the answer
+        is an error.
+        """
         if self.replies:
             if isinstance(reply := self.replies[0], Error):
                 raise _failure(reply)
@@ -149,7 +153,7 @@ class RequestTable:
         self.reports = 0
         """Number of statuses received, so that watchers see which are new."""
         self.unforeseen: Waiting | None = None
-        """Where a call at the gate waits for the GPU although nobody here asked for it."""
+        """Where a call at the gate waits for the GPU, although nobody here asked for it."""
 
     # --- the caller's side ----------------------------------------------------------------------
 
@@ -215,7 +219,7 @@ class RequestTable:
         return None
 
     def ask(self, request: Request) -> int:
-        """Number ``request`` and queue it to be sent. Return how many requests are open."""
+        """Number ``request`` and queue it. Return how many requests are open."""
         while self._pending and self._pending[0].over:
             self._pending.popleft()
         self._asked += 1
@@ -238,7 +242,7 @@ class RequestTable:
     # --- the daemon's side ----------------------------------------------------------------------
 
     def hears(self, messages: deque[DaemonMessage]) -> UserNotice | Waiting | None:
-        """Take the first of ``messages``. Return it if the user must know: a notice, or where a
+        """Take the first of ``messages``. Return it if the user must see it: a notice, or where a
         call at the gate waits.
 
         Raises ``PeerError`` if it makes no sense now or is a fatal error. After an interrupt the
@@ -282,7 +286,7 @@ class RequestTable:
             lease.granted = message
 
     def _hears_status(self, report: StatusReport, messages: deque[DaemonMessage]) -> bool:
-        """Record the status. Return whether it went over to a request."""
+        """Record the status. Return whether a request took it as its answer."""
         self.latest = report.gpu
         self.reports += 1
         if self.watching and not [r for r in self._open() if isinstance(r.message, GetStatus)]:
@@ -308,7 +312,7 @@ class RequestTable:
         self._pending.remove(request)
 
     def _hears_error(self, error: Error, messages: deque[DaemonMessage]) -> bool:
-        """Fail what the error is about. Return whether it went over to a request."""
+        """Fail what the error is about. Return whether a request took the error."""
         if error.fatal:
             raise _failure(error)
         lease = self.lease
@@ -324,20 +328,20 @@ class RequestTable:
     # --- connections come and go ----------------------------------------------------------------
 
     def lost(self, why: KiwiError) -> None:
-        """The connection is gone: fail the requests; a wait or a burst goes on."""
+        """Fail the requests, because the connection is gone; a wait or a burst goes on."""
         for request in self._pending:
             request.error = why
         self._pending.clear()
         self.unforeseen = None
 
     def daemon_full(self) -> None:
-        """Tell the caller who waits that the daemon takes no more connections now."""
+        """Tell the waiting caller that the daemon accepts no more connections now."""
         if self.lease is not None and self.lease.phase is LeasePhase.WAITING:
             burst = self.lease.burst
             self.lease.waiting = Waiting(burst=burst, position=0, ahead=0, activity=FULL)
 
     def forget(self, why: KiwiError) -> None:
-        """This client leaves: end its burst, its wait and its requests."""
+        """End this client's burst, wait and requests, because it leaves."""
         self.lost(why)
         if self.lease is not None:
             self.give_up(self.lease, why)

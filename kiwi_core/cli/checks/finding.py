@@ -48,8 +48,9 @@ def fail(area: str, text: str, remedy: str) -> Finding:
 
 
 def probe(source: str, *args: str, env: Mapping[str, str] | None = None) -> Any:
-    """Run ``source`` in a process of its own and return the JSON of its last line. Raise
-    ``OSError``, ``ValueError``, or ``subprocess.SubprocessError`` with what it said."""
+    """Run ``source`` in a separate process and return the JSON of its last line. Raise ``OSError``,
+    ``ValueError``, or ``subprocess.SubprocessError`` with the output of the process.
+    """
     done = subprocess.run(
         interpreter.source(source, *args), cwd=interpreter.DIRECTORY, env=env,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S,

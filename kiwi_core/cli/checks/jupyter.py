@@ -62,8 +62,9 @@ def check() -> Iterator[Finding]:
 
 
 def ask() -> dict[str, Any] | None:
-    """Return what Jupyter itself says, in a process of its own; ``None`` if that fails. Starts no
-    server, and none needs to run."""
+    """Ask Jupyter itself, in a separate process; return ``None`` if that fails. No server is
+    started, and none needs to run.
+    """
     try:
         said: dict[str, Any] = probe(_PROBE, SERVER_EXTENSION, LAB_EXTENSION)
     except (OSError, subprocess.SubprocessError, ValueError):

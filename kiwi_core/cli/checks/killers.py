@@ -1,4 +1,4 @@
-"""What makes a driver version kill programs that it moves, or hang the machine.
+"""Checks of driver versions that kill the programs that they move, or that hang the machine.
 
 Sources: public reports, collected in November 2026 (NVIDIA/cuda-checkpoint#15, #51, #53, #58, and
 runs on drivers 580, 595 and 610). Where no report covers a newer driver, the worst is assumed.
@@ -21,7 +21,7 @@ NVML_KILLS_SINCE: Final = 610
 
 PROFILERS: Final = frozenset({"nsys", "ncu", "nsys-launcher", "cuda-gdb"})
 INJECTION: Final = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-"""Variables with a library that the driver loads into every program; profilers set them."""
+"""Variables that name a library which the driver loads into every program; profilers set them."""
 
 
 def check(

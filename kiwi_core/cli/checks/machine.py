@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 PYTHON_MIN: Final = (3, 10)
 KERNEL_MIN: Final = (5, 3)
-"""Since this version pidfd_open(2) names a process so that a reused process id is never hit."""
+"""pidfd_open(2) exists since this version. It names a process so that a reused process id is never
+hit.
+"""
 
 CAP_SYS_PTRACE: Final = 1 << 19
 """From capability.h."""

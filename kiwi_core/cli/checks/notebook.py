@@ -88,8 +88,9 @@ def loaded(extensions: list[str] | None) -> Finding:
 
 
 def effective_extensions() -> list[str] | None:
-    """Ask IPython itself, in a process of its own, because it runs the user's configuration files,
-    as each kernel does."""
+    """Ask IPython itself, in a separate process, because it runs the user's configuration files, as
+    each kernel does.
+    """
     try:
         return [str(word) for word in probe(_PROBE)]
     except (OSError, subprocess.SubprocessError, ValueError):

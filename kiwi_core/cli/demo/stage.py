@@ -1,4 +1,4 @@
-"""Set up the demo: a private directory, the two notebooks, and a daemon of its own."""
+"""Set up the demo: a private directory, the two notebooks, and a separate daemon."""
 
 from __future__ import annotations
 

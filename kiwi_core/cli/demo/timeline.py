@@ -68,7 +68,7 @@ class Timeline(threading.Thread):
         return rest
 
     def history(self) -> HistoryRun:
-        """Return what was held, waited for and moved. Call this once, after ``stop``."""
+        """Return the history of leases, waits and moves. Call this once, after ``stop``."""
         if self._historian is None or self._replay is None:
             return HistoryRun(gpu_uuid="", began_at_unix_s=0.0)
         return self._historian.finish(self._replay.differences)

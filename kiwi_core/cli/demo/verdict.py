@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kiwi_core.cli.history import HistoryRun, HistorySpan
 
 _NOTABLE_S = 0.05
-"""A shorter wait is not told."""
+"""A shorter wait is not printed."""
 
 
 def overlaps(held: list[HistorySpan]) -> int:
