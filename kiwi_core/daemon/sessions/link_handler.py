@@ -137,10 +137,8 @@ class LinkHandler:
             if own is not None:
                 self._sessions.dismiss(own)  # its memory comes back first; then see ``left``
                 continue
-            self._links.assign(link, member.id)
             link.off = False
-            self._gates.tell(link, self._core.scheduler.may_compute(member.id))
-            self._believe(link)
+            self._hand_over(link, member)
 
     def orphaned(self, session: SessionId) -> None:
         """Let the linked processes of a dead session become sessions, or join another one: those
@@ -148,30 +146,35 @@ class LinkHandler:
         for link in sorted(self._links.of(session), key=lambda one: one.ref.start_ticks):
             if link.session != session:
                 continue  # its parent, which has just become a session, has taken it along
+            other = self._links.nearest(link)
+            if other is not None:
+                self._hand_over(link, other)
+                continue
             try:
-                self._join_session(link)
+                self._sessions.admit_linked(link.ref, link.uid, link.name)  # see ``joined``
             except PeerError as error:  # it continues without Kiwi: see ``left``
                 log.warning("cannot be a session", pid=link.ref.pid, why=str(error))
-                continue
-            if link.session is not None:
-                self._gates.tell(link, self._core.scheduler.may_compute(link.session))
-            self._gates.moved_over(link)
-            self._believe(link)
+                self._gates.deny(link)
 
     def left(self, session: SessionId) -> None:
         """Give the linked processes of a session that is over to another one, or to none: they then
         run without Kiwi, which makes no room for them any more."""
         for link in self._links.of(session):
             other = self._links.nearest(link)
-            self._links.assign(link, other.id if other is not None else None)
-            link.off = other is None
-            opens = other is None or self._core.scheduler.may_compute(other.id)
-            self._gates.tell(link, opens)
-            if other is None:
-                self._gates.deny(link)
-            else:
-                self._gates.moved_over(link)
-                self._believe(link)
+            if other is not None:
+                self._hand_over(link, other)
+                continue
+            self._links.assign(link, None)
+            link.off = True
+            self._gates.tell(link, opens=True)
+            self._gates.deny(link)
+
+    def _hand_over(self, link: Link, member: SessionRecord) -> None:
+        """Give ``link`` to the session ``member``, which asks anew for what it still waits for."""
+        self._links.assign(link, member.id)
+        self._gates.tell(link, self._core.scheduler.may_compute(member.id))
+        self._gates.moved_over(link)
+        self._believe(link)
 
     def _join_session(self, link: Link) -> None:
         if link.off or (link.session and self._registry.get(link.session) is not None):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import pytest
 from cuda_processes import Worker, WorkerError
 from daemon import wait_until
 from linked_program import QUICK
-from session_program import MIB
+from session_program import MIB, SessionProgram
 from stopped import is_stopped
 from talker import Talker
 
@@ -51,58 +52,83 @@ def test_more_than_the_gpu_has_is_denied(daemon: Daemon, linked: Linked) -> None
     assert "GPU" in answer["detail"]
 
 
-ASKS_FOR_ROOM = """
-from pathlib import Path
-from talker import Talker
-with Talker(Path({path!r})) as talker:
-    talker.hello(role="pager")
-    talker.say("pager-state", state="resident")
-    talker.say("want-room", request=1, bytes={size})
-    talker.say("ping")  # its answer shows that the daemon has heard all of this
-    gate = talker.until("gate")
-    talker.until("pong")
-    print(gate, flush=True)
-    print(talker.until("room"), flush=True)
-"""
+HOLDS, WANTS = 24 * MIB, 48 * MIB
+"""Together more than the GPU has. What the first leaves is enough for all others, so that nothing
+is moved before a test wants it."""
 
 
-def child_that_asks_for_room(parent: Worker, daemon: Daemon, words: Path) -> int:
-    """Start a child that asks for room and writes what it is told to ``words``; return its pid."""
-    code = ASKS_FOR_ROOM.format(path=str(daemon.sockets()[0]), size=40 * MIB)
-    parent.do(
-        "import subprocess, sys\n"
-        f"environment = {{**os.environ, 'PYTHONPATH': {str(SUPPORT)!r}}}\n"
-        f"words = open({str(words)!r}, 'w')\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {code!r}], env=environment, stdout=words)"
-    )
-    return int(parent.get("child.pid"))
+class Asking:
+    """A child of a worker that asks for room (``asking_library.py``), in a process group of its
+    own. ``free``: it answers orders from the beginning. ``grandchild``: its own child asks."""
+
+    def __init__(
+        self,
+        parent: Worker,
+        daemon: Daemon,
+        directory: Path,
+        *,
+        free: bool = True,
+        grandchild: bool = False,
+    ) -> None:
+        self._words, self._may_answer = directory / "words", directory / "may-answer"
+        if free:
+            self.may_answer()
+        command = [sys.executable, str(SUPPORT / "asking_library.py"), str(daemon.sockets()[0])]
+        command += [str(WANTS), str(self._may_answer), *["parent"] * grandchild]
+        parent.do(
+            "import subprocess\n"
+            f"words = open({str(self._words)!r}, 'a')\n"
+            f"child = subprocess.Popen({command!r}, stdout=words, start_new_session=True)"
+        )
+        self.pid = int(parent.get("child.pid"))
+        try:
+            self.has_heard("pong", times=2 if grandchild else 1)
+        except AssertionError:
+            self.kill()
+            raise
+
+    def may_answer(self) -> None:
+        self._may_answer.touch()
+
+    def heard(self) -> str:
+        return self._words.read_text()
+
+    def has_heard(self, kind: str, times: int = 1) -> None:
+        wait_until(lambda: self.heard().count(f"{kind!r}") >= times, f"{kind!r} is heard")
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def holder(daemon: Daemon, program: Any) -> SessionProgram:
+    """A program in a burst that leaves too little of the GPU for ``WANTS``."""
+    one: SessionProgram = program(daemon, HOLDS // MIB)
+    one.worker.do("begin()")
+    return one
 
 
 def test_room_is_asked_for_anew_by_a_session_that_takes_over(
-    daemon: Daemon, program: Any, tmp_path: Path
+    daemon: Daemon, holder: SessionProgram, tmp_path: Path
 ) -> None:
-    holder = program(daemon)
-    holder.take(40, 1)
-    holder.worker.do("begin()")  # has the rest of the GPU, and continues
     parent = Worker(daemon.cuda_env)
-    words = tmp_path / "words"
     try:
         path = str(daemon.sockets()[0])
         parent.do(
             "from pathlib import Path; from kiwi_core.client import Client;"
             f" client = Client(Path({path!r}), name='parent')"
         )
-        child = child_that_asks_for_room(parent, daemon, words)
-        wait_until(lambda: "gate" in words.read_text(), "it has asked")
-        assert daemon.session(child) is not None
+        child = Asking(parent, daemon, tmp_path)
+        assert daemon.session(child.pid) is not None
         parent.do("client.connect()")
         daemon.wait_for(
             lambda s: {x.pid for x in s.sessions} == {holder.pid, parent.pid}, "it has taken over"
         )
-        assert "room" not in words.read_text()
+        assert "'room'" not in child.heard()
         holder.worker.do("client.end_burst()")
-        wait_until(lambda: "room" in words.read_text(), "it is answered")
-        assert "'granted': True" in words.read_text()
+        child.has_heard("room")
+        assert "'granted': True" in child.heard()
     finally:
         with suppress(WorkerError):  # the test may have failed before this
             parent.do("child.kill(); child.wait()")
@@ -110,24 +136,58 @@ def test_room_is_asked_for_anew_by_a_session_that_takes_over(
 
 
 def test_a_child_that_asked_for_room_is_answered_when_its_session_dies(
-    daemon: Daemon, linked: Linked, program: Any, tmp_path: Path
+    daemon: Daemon, linked: Linked, holder: SessionProgram, tmp_path: Path
 ) -> None:
-    holder = program(daemon)
-    holder.take(40, 1)
-    holder.worker.do("begin()")  # has the rest of the GPU, and continues
     parent = linked(daemon)
-    words = tmp_path / "words"
-    child = child_that_asks_for_room(parent.worker, daemon, words)
+    child = Asking(parent.worker, daemon, tmp_path)
     try:
-        wait_until(lambda: "gate" in words.read_text(), "it has asked")
-        assert "room" not in words.read_text()
+        assert "'room'" not in child.heard()
         parent.kill()
-        daemon.wait_for(lambda _: "room" in words.read_text(), "it is answered")
-        assert "'granted': False" in words.read_text()
+        daemon.wait_for(lambda _: "'room'" in child.heard(), "it is answered")
+        assert "'granted': False" in child.heard()
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        child.kill()
         holder.worker.do("client.end_burst()")
+
+
+def test_a_grandchild_is_taken_along_with_its_request_for_room(
+    daemon: Daemon, linked: Linked, holder: SessionProgram, tmp_path: Path
+) -> None:
+    parent = linked(daemon)
+    child = Asking(parent.worker, daemon, tmp_path, grandchild=True)
+    try:
+        parent.kill()
+        daemon.wait_for(
+            lambda s: {x.pid for x in s.sessions} == {holder.pid, child.pid}, "one for both"
+        )
+        assert "'room'" not in child.heard()
+        holder.worker.do("client.end_burst()")
+        daemon.wait_for(lambda _: "'room'" in child.heard(), "it is answered")
+        assert "'granted': True" in child.heard()
+    finally:
+        child.kill()
+
+
+def test_a_session_that_dies_in_the_middle_of_a_move_leaves_a_request_for_room(
+    daemon: Daemon, linked: Linked, holder: SessionProgram, tmp_path: Path
+) -> None:
+    """It is asked anew once the move is over: only then is it known where the child's memory is."""
+    parent = linked(daemon)
+    child = Asking(parent.worker, daemon, tmp_path, free=False)
+    try:
+        with Talker(daemon.sockets()[0]) as observer:
+            observer.hello()
+            observer.ask("release", session=daemon.wait_state(parent.pid, "idle").id)
+            child.has_heard("pager-do")
+        parent.kill()
+        daemon.wait_for(lambda s: {x.pid for x in s.sessions} == {holder.pid}, "it has died")
+        holder.worker.do("client.end_burst()")
+        assert "'room'" not in child.heard()
+        child.may_answer()
+        daemon.wait_for(lambda _: "'room'" in child.heard(), "it is answered")
+        assert "'granted': True" in child.heard()
+    finally:
+        child.kill()
 
 
 # --- faults --------------------------------------------------------------------------------------
