@@ -61,8 +61,9 @@ async def _run(options: ChildOptions) -> None:
 
 
 def _supervisor_spoke(daemon: GpuDaemon) -> None:
-    """Read what the supervisor has sent: any byte means that the daemon may end if nobody needs it,
-    and the end of the stream that the supervisor is gone."""
+    """Read what the supervisor has sent. Any byte means that the daemon may end if nobody needs it.
+    The end of the stream means that the supervisor is gone.
+    """
     if os.read(sys.stdin.fileno(), 64):
         daemon.end_if_unused()
         return

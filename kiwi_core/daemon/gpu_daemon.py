@@ -133,7 +133,7 @@ class GpuDaemon:
             {ProcessRef(pid, ticks): Beside(*both) for pid, ticks, *both in roster.beside}
         )
         await recover(roster, self._pager, self._registry, self._found_again)
-        self._roster.save()  # a crash from here on must find the settings
+        self._roster.save()  # a crash after this point must find the settings
         address = Address(
             path,
             lock,
@@ -187,7 +187,7 @@ class GpuDaemon:
         try:
             self._prepare_directories()
         except CallerError as error:
-            if not self._lacks_state:  # said once: it is tried again every second
+            if not self._lacks_state:  # logged once; it is tried again every second
                 log.error("the state directory cannot be made again", why=str(error))
             self._lacks_state = True
             return
@@ -418,8 +418,9 @@ class GpuDaemon:
         return {*self._registry.refs(), *(link.ref for link in self._links.everybody())}
 
     def _is_busy(self, session: SessionId) -> bool:
-        """Return whether an operation or the pager is at work on ``session``: do not ask the driver
-        about it then."""
+        """Return whether an operation or the pager works on ``session``: then do not ask the driver
+        about it.
+        """
         return session in self._core.operations.sessions or self._pager.busy(session)
 
     def _runners(self) -> list[Target]:

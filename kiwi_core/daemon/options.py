@@ -1,4 +1,4 @@
-"""The options of ``kiwi daemon``, and what the daemon of one GPU is told beside them."""
+"""The options of ``kiwi daemon``, and what the daemon of one GPU gets in addition."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def asked(cls, values: Mapping[str, Any]) -> DaemonOptions:
-        """Return the options that were asked for. A value is named after a field of this struct,
-        or else after the limit in ``Config`` that it replaces. Raise ``TypeError`` for any other
-        name."""
+        """Return the options that were given. A value is named after a field of this struct, or
+        else after the limit in ``Config`` that it replaces. Raise ``TypeError`` for any other name.
+        """
         own = {name: value for name, value in values.items() if name in cls.__struct_fields__}
         limits = {name: value for name, value in values.items() if name not in own}
         return cls(**own, config=replace(DEFAULTS, **limits))
@@ -59,8 +59,9 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor passes to the daemon of one GPU. Quantum, anti-thrash mode and policy
-    that were not ``asked`` for stay as the last daemon had them. After a crash (``restarted``)
-    they stay in any case: a user may have set them live meanwhile."""
+    that were not ``asked`` for stay as the last daemon had them. After a crash (``restarted``) they
+    stay in any case: a user may have set them live meanwhile.
+    """
 
     asked: DaemonOptions
     gpu_uuid: str

@@ -1,6 +1,6 @@
 """The router: hands each legal message to the part that turns it into an event or an answer.
 
-It knows connections and members; the scheduler makes every decision about the GPU.
+It knows connections and session records; the scheduler makes every decision about the GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Router:
     ending: Ending
     closing: bool = False
     _handlers: Handlers = field(init=False)
-    """Each message goes to the handler of its type; each part says which messages it takes."""
+    """The handler of each message type; each part lists the messages that it takes."""
 
     def __post_init__(self) -> None:
         self._handlers = {
@@ -77,8 +77,9 @@ class Router:
 
     def close_all(self, *, but_held: bool = False) -> None:
         """Close the connections and take no more events from them: the daemon is ending.
-        ``but_held``: keep the sessions whose memory must still come back (they are told if it
-        cannot) and the libraries that bring it back."""
+        ``but_held``: keep the sessions whose memory must still come back (they get a notice if it
+        cannot) and the libraries that bring it back.
+        """
         self.closing = True
         kept: set[Connection] = set()
         if but_held:

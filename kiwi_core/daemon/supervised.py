@@ -1,4 +1,6 @@
-"""What the daemon of one GPU tells its supervisor: exit statuses, and lines on standard output."""
+"""What the daemon of one GPU reports to its supervisor: exit statuses, and lines on standard
+output.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def main(options: DaemonOptions) -> int:
     """Run in the foreground until SIGTERM or SIGINT. Return the exit status."""
     if options.admin_group is not None:
         _check_group(options.admin_group)
-    # Absolute, because daemons run in another directory and programs are told these paths.
+    # Absolute, because daemons run in another directory and programs get these paths.
     sockets = Path(options.socket_dir or config.socket_dir()).absolute()
     state = Path(options.state_dir or config.state_dir(sockets)).absolute()
     os.umask(0o077)  # inherited by the daemons; files for other users get an explicit mode
@@ -67,8 +67,9 @@ def main(options: DaemonOptions) -> int:
 
 
 def _check_group(name: str) -> None:
-    """Raise ``CallerError`` if this machine knows no group ``name``: a misspelt one would make
-    nobody an administrator, without a word."""
+    """Raise ``CallerError`` if this machine knows no group ``name``: a misspelt name would silently
+    make nobody an administrator.
+    """
     try:
         grp.getgrnam(name)
     except KeyError:
@@ -115,7 +116,7 @@ class _Group:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """End all children if all are unused. Called when a child has sent a word or ended."""
+        """End all children if all are unused. Called when a child has sent a line or ended."""
         if all(child.unused for child in self.children):
             for child in self.children:
                 child.end_if_unused()
@@ -132,15 +133,16 @@ class _Group:
 
 
 class _Child:
-    """The daemon of one GPU, started again and again until told to stop, or until nobody needs any
-    daemon of the ``group``."""
+    """The daemon of one GPU, restarted until it is stopped, or until nobody needs any daemon of the
+    ``group``.
+    """
 
     def __init__(self, gpu: GpuInfo, options: ChildOptions, group: _Group) -> None:
         self._gpu = gpu
         self._options = options
         self._group = group
         self.unused = False
-        """Whether nobody needs this daemon, by its last word; true once it is not restarted."""
+        """Whether nobody needs this daemon, by its last line; true once it is not restarted."""
         self.ended = False
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()

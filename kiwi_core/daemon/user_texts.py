@@ -119,13 +119,15 @@ _WORDS: dict[Notice, tuple[str, str]] = {
 
 
 def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
-    """Return what to tell a user and what they can do: ``(text, remedy)``. Append ``detail``."""
+    """Return the notice for a user and what they can do: ``(text, remedy)``. Append ``detail``."""
     text, remedy = _WORDS[notice]
     return _with_detail(text.replace("{when}", ""), detail), remedy
 
 
 def ending(detail: str, in_s: float, now_unix_s: float) -> tuple[str, str]:
-    """Return what to tell the user of a program that is ended in ``in_s`` unless things change."""
+    """Return the notice for the user of a program that is ended in ``in_s`` unless things
+    change.
+    """
     text, remedy = _WORDS[Notice.ENDING]
     at = time.strftime("%H:%M", time.localtime(now_unix_s + in_s))
     when = f" in {format_period_s(round(in_s))} (at {at})"
@@ -133,7 +135,7 @@ def ending(detail: str, in_s: float, now_unix_s: float) -> tuple[str, str]:
 
 
 def ended_before(cause: str, ended_unix_s: float) -> tuple[str, str]:
-    """Return what to tell the user of a kernel that takes the place of an ended one."""
+    """Return the notice for the user of a kernel that takes the place of an ended one."""
     at = time.strftime("%H:%M", time.localtime(ended_unix_s))
     text = (
         f"Kiwi ended the kernel that was here before, at {at}: its turn was over, others waited "
@@ -147,8 +149,9 @@ def ended_before(cause: str, ended_unix_s: float) -> tuple[str, str]:
 
 
 def little_ram(detail: str, end_after_s: float) -> tuple[str, str]:
-    """Return what to tell the user of a program that cannot be moved out. ``end_after_s`` is how
-    long others wait before it is ended; 0: it is not."""
+    """Return the notice for the user of a program that cannot be moved out. ``end_after_s`` is how
+    long others wait before it is ended; 0: it is not.
+    """
     text, remedy = sentence(Notice.LITTLE_RAM, detail)
     if end_after_s:
         after = format_period_s(end_after_s)
@@ -180,7 +183,7 @@ def unguarded(member: SessionRecord | None) -> str:
 
 
 def left_out(why: str) -> tuple[str, str]:
-    """Return what to tell a session whose memory a leaving daemon could not page in."""
+    """Return the notice for a session whose memory a leaving daemon could not page in."""
     text = (
         "The Kiwi daemon has ended, and the GPU memory of this program stays in system RAM, since "
         f"it could not be brought back ({why}). Nothing is lost, but its calls to the GPU wait."

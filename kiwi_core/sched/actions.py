@@ -1,4 +1,4 @@
-"""Actions: everything that the scheduler can order. Imperative, never a report.
+"""Actions: every order of the scheduler. Imperative, never a report.
 
 The daemon performs them: ``Grant``, ``Notify``, ``RoomMade`` and ``RoomDenied`` become wire
 messages, and ``EndSession`` signals to the program; the pager runs the others and reports each in

@@ -1,4 +1,4 @@
-"""Events: everything that the scheduler of one GPU can be told. Past tense, never an order.
+"""Events: every report to the scheduler of one GPU. Past tense, never an order.
 
 The daemon makes events from wire messages, from outcomes of pager operations and from its timer;
 only ``Scheduler.handle(event, now_ns)`` takes them. They are tagged structs, so that the journal
@@ -40,8 +40,9 @@ class SessionJoined(_Event, frozen=True, kw_only=True):
     kept_out: str = ""
     """See ``SuspensionRequested``; "": not kept out, or as before."""
     owner: str = ""
-    """Whom turns count for: sessions of one owner share its turns (``Config.turns_by_owner``). "":
-    it is an owner of its own, or as before."""
+    """The owner that turns count for: sessions of one owner share its turns
+    (``Config.turns_by_owner``). "": it is its own owner, or as before.
+    """
 
 
 class PriorityChanged(_Event, frozen=True, kw_only=True):
@@ -74,7 +75,8 @@ class EndRefused(_Event, frozen=True, kw_only=True):
 
 class GuardChanged(_Event, frozen=True, kw_only=True):
     """``guarded`` is whether all processes of the session that use the GPU have Kiwi's gate before
-    the driver (true until told). Without the gate the session is never stopped in mid-burst."""
+    the driver (true until this event). Without the gate the session is never stopped in mid-burst.
+    """
 
     session: SessionId
     guarded: bool

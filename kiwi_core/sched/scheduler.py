@@ -161,15 +161,17 @@ class Scheduler:
         return snapshot(self._st, now_ns, self._forecast, told)
 
     def queue(self, now_ns: int) -> tuple[tuple[SessionId, ...], tuple[QueueView, ...]]:
-        """Return the holders and the queue of the view with the forecast: what waiters are told,
-        without the views of all sessions."""
+        """Return the holders and the queue of the view with the forecast, for messages to waiters,
+        without the views of all sessions.
+        """
         told = self._forecast.look(self._st, now_ns)
         return holders_told(self._st), queue_told(self._st, told, now_ns)
 
     def newcomer_wait_ns(self, now_ns: int, before: int = 0) -> int | None:
-        """Return how long a session of which nothing is known would wait if it asked now, after
-        ``before`` others like it; ``None`` if nobody can tell. It costs as much as one forecast:
-        about 100 µs, in a crowd 2 ms."""
+        """Return how long a session of unknown needs would wait if it asked now, after ``before``
+        others like it; ``None`` if that is not known. It costs as much as one forecast: about 100
+        µs, in a crowd 2 ms.
+        """
         before = min(before, NEWCOMERS_MAX - 1)
         return SimulatedFuture(self._st, now_ns, 0.5, spread=False).newcomer_wait_ns(before)
 
@@ -234,7 +236,7 @@ class Scheduler:
         return self._st.history.since(since, self._st.sessions.values(), now_ns)
 
     def remembered(self) -> frozenset[SessionId]:
-        """Return all sessions that the history has entries of, and all present ones."""
+        """Return all sessions that have entries in the history, and all present ones."""
         return self._st.history.sessions() | frozenset(self._st.sessions)
 
     def check(self) -> None:

@@ -4,8 +4,8 @@
 
     hub.OptionsPage(hub.waits_of_slurm, hub.on_slurm_node).install(c)
 
-The first argument says which places there are, the second puts a server on the chosen one. This
-package needs neither JupyterHub nor a GPU: it only hands functions to the hub's configuration.
+The first argument returns the places, the second puts a server on the chosen one. This package
+needs neither JupyterHub nor a GPU: it only hands functions to the hub's configuration.
 """
 
 from __future__ import annotations

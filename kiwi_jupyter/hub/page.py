@@ -19,8 +19,9 @@ CHOICE: Final = "kiwi_place"
 """Name of the field in the form, and of the option in the REST interface of the hub."""
 
 FRESH_FOR_S: Final = 2.0
-"""How long an answer serves everybody: a hundred users with the page open ask once, not a hundred
-times."""
+"""How long an answer is reused: a hundred users with the page open ask once, not a hundred
+times.
+"""
 
 SHORTEST: Final = "where the wait is shortest"
 
@@ -42,8 +43,9 @@ setInterval(async () => {
 
 
 class OptionsPage:
-    """``waits`` returns the places; it may block, and raise if it cannot say. ``put`` sets a
-    spawner up for the chosen one (``kiwi_jupyter.hub.places``)."""
+    """``waits`` returns the places; it may block, and raises an exception if it does not know.
+    ``put`` sets up a spawner for the chosen place (``kiwi_jupyter.hub.places``).
+    """
 
     def __init__(
         self, waits: Callable[[], Sequence[Place]], put: Callable[[Any, str], None]
@@ -55,7 +57,8 @@ class OptionsPage:
 
     def install(self, config: Any) -> None:
         """Set the three traits of all spawners; ``config`` is ``c`` in ``jupyterhub_config.py``. A
-        hub with a hook of its own awaits ``before_spawn`` in it."""
+        hub that has a hook of its own awaits ``before_spawn`` in that hook.
+        """
         config.Spawner.options_form = self.form
         config.Spawner.options_from_form = self.options
         config.Spawner.pre_spawn_hook = self.before_spawn
@@ -93,7 +96,7 @@ class OptionsPage:
 
 
 def form_html(places: Sequence[Place]) -> str:
-    """Return the form: the shortest wait first, and chosen already is the place that has it."""
+    """Return the form: the place with the shortest wait comes first and is preselected."""
     ordered = sorted(places, key=lambda place: (place.wait_s is None, place.wait_s or 0.0))
     shortest = next((place for place in ordered if place.wait_s is not None), None)
     now = f" (now {shortest.name}, {said(shortest.wait_s)})" if shortest else ""
@@ -115,7 +118,7 @@ def _row(key: str, words: str, state: str) -> str:
 
 
 def said(wait_s: float | None) -> str:
-    """Return a wait in words."""
+    """Return the text of a wait."""
     if wait_s is None:
         return "takes nobody now"
     if math.isinf(wait_s):

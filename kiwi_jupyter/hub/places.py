@@ -1,7 +1,7 @@
 """Put a user's server on the place that was chosen: one function for each kind of spawner.
 
-Each is called before the server starts, with the ``key`` of a place that exists; ``""`` means that
-the user leaves the choice to the batch system, or to Kiwi.
+Each function is called before the server starts, with the ``key`` of a place that exists; ``""``
+means that the user leaves the choice to the batch system, or to Kiwi.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The places where a server can run, each with the wait of a newcomer there. These functions block
-(for seconds at most): ``OptionsPage`` calls them in a thread."""
+"""The places where a server can run, each with the wait of a newcomer there.
+
+These functions block (for seconds at most): ``OptionsPage`` calls them in a thread.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WITHIN_S: Final = 3.0
-"""Time for a daemon, a metrics server or Slurm to answer. A page that takes longer annoys, and a
-place that cannot say its wait now is shown as such."""
+"""Time for a daemon, a metrics server or Slurm to answer. A page that takes longer annoys users. A
+place that does not answer in time is shown without a wait.
+"""
 
 ASKED_AT_ONCE: Final = 32
 """Metrics servers asked at the same time: a hundred nodes take four rounds of milliseconds."""
@@ -27,10 +30,10 @@ ASKED_AT_ONCE: Final = 32
 METRIC: Final = "kiwi_newcomer_wait_seconds"
 
 _A_SECOND: Final = 1000
-"""What a second of wait weighs: more than all sessions that a node has."""
+"""Weight of one second of wait: more than all sessions that a node has."""
 
 WAIT_MAX_S: Final = 1_000_000
-"""Eleven days stand for a wait of which nobody knows the end; Slurm's weights have 32 bits."""
+"""Eleven days stand for a wait whose end nobody knows; Slurm's weights have 32 bits."""
 
 TAKES_JOBS: Final = frozenset({"idle", "mixed", "allocated"})
 """States of Slurm's nodes that take jobs, now or later."""
@@ -38,15 +41,15 @@ TAKES_JOBS: Final = frozenset({"idle", "mixed", "allocated"})
 
 @dataclass(frozen=True)
 class Place:
-    """A node or a GPU. ``key`` is what the spawner is told, ``name`` what people read. ``wait_s``
-    is infinite if nobody can say when a newcomer would get the GPU, and ``None`` if the place
-    takes nobody."""
+    """A node or a GPU. ``key`` is what the spawner gets, ``name`` what people read. ``wait_s`` is
+    infinite if the end of a newcomer's wait is not known, and ``None`` if the place takes nobody.
+    """
 
     key: str
     name: str
     wait_s: float | None
     sessions: int = 0
-    """How many share the place already, as far as it is known."""
+    """Number of sessions that share the place already, as far as it is known."""
 
 
 def waits_of_this_machine(socket_dir: Path | None = None) -> list[Place]:
@@ -65,8 +68,9 @@ def waits_of_this_machine(socket_dir: Path | None = None) -> list[Place]:
 
 def slurm_weight(places: Sequence[Place]) -> int:
     """Return the weight of a node with these GPUs: the least wait in seconds, then the number of
-    sessions. With the wait alone, nodes without one would all be alike, and every job of an
-    interval would go to the first. Raises ``ValueError`` if no GPU answers."""
+    sessions. By the wait alone, all nodes without a wait would be equal, and every job of an
+    interval would go to the first. Raises ``ValueError`` if no GPU answers.
+    """
     wait_s = min(place.wait_s for place in places if place.wait_s is not None)
     sessions = min(sum(place.sessions for place in places), _A_SECOND - 1)
     return 1 + _A_SECOND * round(min(wait_s, WAIT_MAX_S)) + sessions

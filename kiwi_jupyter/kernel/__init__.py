@@ -1,7 +1,7 @@
 """Kiwi in an IPython kernel: ``load_ipython_extension`` is called at the start of every kernel.
 
-Loading is cheap and never fails: what it cannot do it leaves out, and the kernel starts as if Kiwi
-were absent. Nothing connects to a daemon before a cell needs the GPU.
+Loading is cheap and never fails: if a part cannot be loaded, the kernel starts as if Kiwi were
+absent. Nothing connects to a daemon before a cell needs the GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _loaded: Extension | None = None
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Called by IPython, more than once perhaps."""
+    """Load Kiwi. IPython calls this, perhaps more than once."""
     global _loaded
     try:
         from kiwi_jupyter.kernel.extension import Extension
@@ -31,7 +31,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(_shell: Any) -> None:
-    """Give the GPU back and remove all traces: ``%unload_ext``."""
+    """Give the GPU back and remove all traces (``%unload_ext``)."""
     global _loaded
     extension, _loaded = _loaded, None
     if extension is not None:

@@ -1,10 +1,12 @@
 """This process's use of the GPU: one wait or lease, shared by every thread that is in it.
 
-Cells of subshells are threads. The first to come asks, all wait for the same grant, and the burst
-ends after the last one has left; so an interrupted cell does not take another one's place away.
+Cells of subshells are threads. The first one requests the GPU, all wait for the same grant, and the
+burst ends after the last one has left. So an interrupted cell does not take another one's place
+away.
 
-A burst outlives its last cell by a short grace, so that the turn belongs to the notebook: cells
-that are queued ("Run All"), or that a tool sends as soon as it has the last answer, go on in it.
+A burst outlives its last cell by a short grace, so that the turn belongs to the notebook. Cells
+that are queued ("Run All"), or that a tool sends as soon as it has the last answer, run in the same
+turn.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import Waiting
 
 WATCH_EVERY_S: Final = 0.25
-"""Interval at which the end of left-over threads and tasks is looked for."""
+"""Interval of checks whether left-over threads and tasks have ended."""
 
 
 class Burst:
-    """Any thread may call it; none of its methods but ``wait`` blocks. ``grace_s``: how long a
-    granted burst goes on without anybody in it."""
+    """One kernel's burst. Any thread may call it; only ``wait`` blocks. ``grace_s``: how long a
+    granted burst goes on without a member.
+    """
 
     def __init__(self, guard: GcGuard | None = None, grace_s: float = 0.0) -> None:
         self._lock = threading.RLock()
@@ -46,37 +49,39 @@ class Burst:
 
     @property
     def held(self) -> bool:
-        """Return whether somebody is in a burst that has the lease."""
+        """Return whether a burst with a member has the lease."""
         return self._held and bool(self._members)
 
     @property
     def granted(self) -> bool:
-        """Return whether the lease is ours; perhaps nobody is in the burst at this moment."""
+        """Return whether this process has the lease, with or without a member in the burst."""
         return self._held
 
     @property
     def waiting(self) -> Waiting | None:
-        """Return where the wait stands, as the daemon last said."""
+        """Return the daemon's last message about the wait."""
         ticket = self._ticket
         return ticket.last_waiting if ticket is not None and not self._held else None
 
     @property
     def suspended(self) -> Waiting | None:
-        """Return the message about a burst that somebody is in and that is suspended; ``None``:
-        there is none, or it goes on."""
+        """Return the message about a suspended burst that has a member; ``None`` if there is no
+        such burst, or it goes on.
+        """
         return self._put_off() if self._members else None
 
     def is_in(self, member: Hashable) -> bool:
         return member in self._members
 
     def join(self, client: Client, member: Hashable) -> None:
-        """Add ``member``, and ask for the GPU if nobody has yet. Raise what ``begin`` raises;
-        ``member`` is not in then."""
+        """Add ``member``, and request the GPU if nobody has yet. Raise what ``begin`` raises; then
+        ``member`` is not added.
+        """
         with self._lock:
             self._grace.stop()
             if not self._members and (not client.connected or self._put_off()):
-                # Without a daemon the next request says so. A burst that was suspended in its
-                # grace has lost its turn: this cell waits for one of its own.
+                # Without a daemon the next request raises. A burst that was suspended in its grace
+                # has lost its turn, and this cell waits for a new one.
                 self._end()
             if self._ticket is None:
                 self._ticket = client.begin()
@@ -85,8 +90,9 @@ class Burst:
             self._members.add(member)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether the GPU is ours, after at most ``timeout_s``. Raise ``KiwiError`` if the
-        request failed; everybody who is in must leave then."""
+        """Return whether this process has the GPU, after at most ``timeout_s``. Raise ``KiwiError``
+        if the request failed; then every member must leave.
+        """
         ticket = self._ticket
         if ticket is None or self._held:
             return True
@@ -101,19 +107,21 @@ class Burst:
         return True
 
     def go_on_without(self) -> None:
-        """Run on without a lease, since no daemon came in time. Request it all the same: a daemon
+        """Go on without a lease, since no daemon came in time. Request one all the same: a daemon
         that comes while the cells run must know that they use the GPU. Otherwise it would take them
         for idle, page them out and never bring them back, and an earlier daemon may already have
-        paged them out. Raises what ``begin`` raises."""
+        paged them out. Raises what ``begin`` raises.
+        """
         with self._lock:
             if self._client is not None and self._ticket is not None:
                 self._ticket = self._client.begin()
                 self._number = self._ticket.burst
 
     def leave(self, member: Hashable, leftovers: Leftovers | None = None) -> None:
-        """Remove ``member``, which is done or gave up. The burst ends once all have left: with a
-        grace if it was granted. If ``leftovers`` live on then, the daemon is told, and told again
-        when they have ended."""
+        """Remove ``member``, which has finished or gave up. The burst ends when all have left:
+        after a grace if it was granted. If ``leftovers`` are still alive then, tell the daemon, and
+        tell it again when they have ended.
+        """
         with self._lock:
             if member not in self._members:
                 return
@@ -128,7 +136,7 @@ class Burst:
                 self._end()
 
     def end_now(self) -> None:
-        """End the grace of a burst that nobody is in any more."""
+        """End the grace of a burst without members."""
         with self._lock:
             if not self._members:
                 self._grace.stop()
@@ -160,7 +168,7 @@ class Burst:
             self._watcher.start()
 
     def _watch(self) -> None:
-        """Ends a lingering burst when the last thread or task that it left behind has ended."""
+        """End a lingering burst when the last thread or task that it left behind has ended."""
         while True:
             threading.Event().wait(WATCH_EVERY_S)
             with self._lock:

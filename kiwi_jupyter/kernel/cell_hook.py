@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.session import KernelSession
 
 FAST_S: Final = 0.005
-"""Longest time that an async cell holds up the loop, for a grant that comes at once."""
+"""Longest time that an async cell blocks the event loop, for a grant that comes at once."""
 
 ASYNC_POLL_S: Final = 0.05
 BLOCKING_POLL_S: Final = 0.25
@@ -56,15 +56,16 @@ _log = logging.getLogger("kiwi.kernel")
 
 
 class _Interrupted(KeyboardInterrupt):
-    """Shown as one line. The class is renamed to ``KeyboardInterrupt``, because frontends look at
-    the name."""
+    """Shown as one line. The class is renamed to ``KeyboardInterrupt``, because front ends look at
+    the name.
+    """
 
     def _render_traceback_(self) -> list[str]:
         return [INTERRUPTED]
 
 
 class GpuMemoryLostError(RuntimeError):
-    """Instead of the cell: its CUDA calls could only fail, or never come back."""
+    """Raised in place of the cell, whose CUDA calls could only fail, or never return."""
 
     def _render_traceback_(self) -> list[str]:
         return [LOST]
@@ -84,14 +85,15 @@ class CellRun:
     """See ``Decision``."""
     before: Before = field(default_factory=Before.now)
     screens: Callable[[], Screen] = on_no_screen
-    """Make the screens of its waiting lines, as its own thread knows them when it begins."""
+    """Make the screens of its waiting lines, which the cell's own thread knows when it begins."""
     below: CellWaitLine | None = None
     """The line that another thread draws below the cell while a driver call holds it."""
 
 
 class CellHook:
-    """One per kernel. ``visit`` and ``cell_ended`` are called by IPython, ``blocking`` and
-    ``awaiting`` by the cells."""
+    """The hook of a kernel. IPython calls ``visit`` and ``cell_ended``, the cells call ``blocking``
+    and ``awaiting``.
+    """
 
     def __init__(
         self, shell: Any, config: Kiwi, session: KernelSession, burst: Burst, decider: Decider
@@ -117,8 +119,9 @@ class CellHook:
     # --- deciding, before the cell runs
 
     def visit(self, node: Any, source: Source | None = None) -> Any:
-        """Called with each parsed cell, and with the bodies of some magics. ``source``: what
-        ``node`` was parsed from and is determined by, if that is certain."""
+        """Decide about a parsed cell, or the body of a magic. ``source`` is what ``node`` was
+        parsed from and is determined by, if that is certain.
+        """
         try:
             return self._visit(node, source)
         except Exception:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
@@ -148,7 +151,7 @@ class CellHook:
         return node
 
     def judge(self, tree: ast.Module) -> Verdict:
-        """The verdict on code that is not going to run (``%kiwi why CODE``)."""
+        """Return the verdict on code that is not going to run (``%kiwi why CODE``)."""
         return self._decider.preview(tree)
 
     def _insert(self, node: ast.Module, decision: Decision, text: str | None) -> None:
@@ -164,7 +167,7 @@ class CellHook:
         insert_wait(node, decision.verdict.first_statement, token, awaited=awaited)
 
     def must_look(self) -> bool:
-        """Return whether code that is no cell could use the GPU at all."""
+        """Return whether code that is not a cell could use the GPU at all."""
         return (
             self._config.enabled
             and os.getpid() == self._pid
@@ -175,7 +178,8 @@ class CellHook:
     # --- waiting, in the cell
 
     def blocking(self, token: int) -> None:
-        """Wait until the GPU is ours, or the cell must do without Kiwi: ``__kiwi_wait__``.
+        """Wait until this process has the GPU, or until the cell must go on without Kiwi:
+        ``__kiwi_wait__``.
 
         Raise nothing but ``KeyboardInterrupt`` and ``GpuMemoryLostError``.
         """
@@ -203,7 +207,7 @@ class CellHook:
         cancels the cell's task instead of raising."""
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # another library's loop: it cannot be awaited on from here
+        except RuntimeError:  # another library's loop, on which this cannot be awaited
             self.blocking(token)
             return
         run = self._start(token)
@@ -225,7 +229,7 @@ class CellHook:
             self._failed(run, error)
 
     def _runs_at_once(self, run: CellRun) -> bool:
-        """Return whether it needs no turn, as has become known with the connection."""
+        """Return whether the cell needs no turn, as the connection has shown."""
         if run.if_untouched is None or not self._decider.untouched():
             return False
         self.last_verdict = run.if_untouched
@@ -234,7 +238,7 @@ class CellHook:
         return True
 
     def _client_for(self, run: CellRun) -> Client | None:
-        """Return the session's client. Shows the wait for a daemon, and for one that is full."""
+        """Return the session's client. Shows the wait for a daemon, and for a full one."""
         line = self._line(run)
         try:
             while True:
@@ -267,8 +271,9 @@ class CellHook:
             line.close()
 
     def joined(self, client: Client) -> None:
-        """Request the GPU for cells that run without a daemon, now that one has come. They run on;
-        the daemon must know that they use the GPU. Called in the session's thread."""
+        """Request the GPU for cells that run without a daemon, now that one has come. They go on
+        running; the daemon must know that they use the GPU. Called in the session's thread.
+        """
         with self._lock:
             members = list(self._running)
         for member in members:
@@ -356,14 +361,14 @@ class CellHook:
     def _failed(self, run: CellRun, error: Exception) -> None:
         if not self._goes_on_without(error):
             self._give_up(run)
-        self._session.show_notices()  # the cell may never end without what they say
+        self._session.show_notices()  # the cell may never end without the text of these notices
         if isinstance(error, KiwiError):
             self._session.failed(error)
         else:
             _log.error("Kiwi failed; this cell runs without waiting", exc_info=error)
 
     def _goes_on_without(self, error: Exception) -> bool:
-        """Return whether the cell stays in the burst though nobody can grant it now."""
+        """Return whether the cell stays in the burst although nobody can grant it now."""
         if not isinstance(error, KiwiError) or error.code != "no-daemon":
             return False
         try:
@@ -388,15 +393,17 @@ class CellHook:
         self._end(member)
 
     def silent_cell_ended(self) -> None:
-        """End silent cells, which have no ``post_run_cell``, and whatever an earlier cell of this
-        thread may have left open (``post_execute``, which comes first)."""
+        """End silent cells, which have no ``post_run_cell``, and a cell of this thread that was
+        left open (``post_execute``, which comes first).
+        """
         run = self._running.get(threading.get_ident())
         if run is not None and run.silent:
             self.cell_ended()
 
     def before_cell(self) -> None:
-        """End the last cell if nobody has: a new outermost cell begins (``pre_execute``, the
-        safety net)."""
+        """End the last cell if nobody has, because a new outermost cell begins (``pre_execute``,
+        the safety net).
+        """
         member = threading.get_ident()
         if member in self._running and cells_on_stack() == 1:
             self._end(member)

@@ -11,7 +11,7 @@ from kiwi_core.config import ENV_DISABLE, ENV_GPU
 
 
 def disabled_by_environment() -> bool:
-    """Return whether ``KIWI_DISABLE`` says that Kiwi is to stay out of this kernel."""
+    """Return whether ``KIWI_DISABLE`` keeps Kiwi out of this kernel."""
     return os.environ.get(ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
 
 
@@ -82,5 +82,5 @@ class Kiwi(Configurable):
     ).tag(config=True)
 
     def named_gpu(self) -> str:
-        """Return what the user said to Kiwi (not to CUDA); "" for nothing."""
+        """Return the GPU that the user named to Kiwi (not to CUDA); "" for none."""
         return self.gpu or os.environ.get(ENV_GPU, "")

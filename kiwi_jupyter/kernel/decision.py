@@ -1,8 +1,8 @@
 """Decide whether a cell takes its turn before it runs, by the analysis, the user and the gate.
 
-A process that has not initialised the driver cannot use the GPU. There, only cells that plainly go
-for it wait beforehand; every other cell runs at once, and if it reaches the driver after all, the
-gate in front of it asks for the turn at that call.
+A process that has not initialised the driver cannot use the GPU. There, only cells that plainly use
+it wait beforehand. Every other cell runs at once; if it reaches the driver after all, the gate in
+front of the driver requests the turn at that call.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _log = logging.getLogger("kiwi.kernel")
 
 @dataclass(frozen=True)
 class Decision:
-    """``if_untouched`` replaces ``verdict`` if, after connecting, the gate is in front of a driver
-    that nothing has started. (An emulating daemon brings gate and driver only with the connection.)
-    ``connect``: connect without making the cell wait, so that the daemon knows this notebook's name
-    if the cell reaches the driver."""
+    """The result. ``if_untouched`` replaces ``verdict`` if, after connecting, the gate is in front
+    of a driver that nothing has started. (An emulating daemon brings gate and driver only with the
+    connection.) ``connect``: connect without making the cell wait, so that the daemon knows this
+    notebook's name if the cell reaches the driver.
+    """
 
     verdict: Verdict
     if_untouched: Verdict | None = None
@@ -50,7 +51,7 @@ _GLANCED: Final = Decision(Verdict(False, AT_A_GLANCE))
 
 
 class Decider:
-    """One per kernel. Any thread may call it."""
+    """Decides for one kernel. Any thread may call it."""
 
     def __init__(
         self, shell: Any, session: KernelSession, analyzer: Analyzer, driver_gate: DriverGate
@@ -70,7 +71,7 @@ class Decider:
         return self._analyzer.tainted is not None and not self.untouched()
 
     def not_looked(self) -> None:
-        """Note that a cell ran without a decision."""
+        """Record that a cell ran without a decision."""
         self._analyzer.taint("cells ran while Kiwi was not looking")
 
     def preview(self, tree: ast.Module) -> Verdict:
@@ -80,8 +81,9 @@ class Decider:
             return self._decide(tree, verdict, None).verdict
 
     def decide(self, node: ast.Module, override: str | None, source: Source | None) -> Decision:
-        """Decide about a cell that is about to run. ``override`` is what its user says. ``source``:
-        what ``node`` was parsed from, if that is certain."""
+        """Decide about a cell that is about to run. ``override`` is the user's choice. ``source``
+        is what ``node`` was parsed from, if that is certain.
+        """
         try:
             with self._lock:
                 if override is None and source is not None and self._suffices(source[0]):
@@ -101,7 +103,7 @@ class Decider:
         return decision
 
     def _suffices(self, text: str) -> bool:
-        """Return whether the words of the cell are enough to let it run."""
+        """Return whether the words of the cell are enough to run it at once."""
         return self._analyzer.glance.suffices(text) and self.untouched()
 
     def _decide(self, node: ast.Module, verdict: Verdict, source: Source | None) -> Decision:

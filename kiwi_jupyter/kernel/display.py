@@ -1,9 +1,9 @@
-"""The line that is shown while a cell waits for the GPU, and of which no notebook keeps anything.
+"""The line that is shown while a cell waits for the GPU. No notebook file keeps any of it.
 
-In a notebook the line is an ``update_display_data`` message whose display id no output has. Kiwi's
-JupyterLab extension draws it below the cell; everything else (nbclient, papermill, the output area
-of JupyterLab) ignores it, so no saved file can hold it. In a terminal it is one line on stderr.
-``docs/adr/0052-the-wait-is-no-output.md`` has the reasons.
+In a notebook the line is an ``update_display_data`` message with a display id that no output has.
+Kiwi's JupyterLab extension draws it below the cell; everything else (nbclient, papermill, the
+output area of JupyterLab) ignores it, so no saved file can hold it. In a terminal it is one line on
+stderr. ``docs/adr/0052-the-wait-is-no-output.md`` has the reasons.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CPU_WORK: Final = (
     "Is this CPU work? Interrupt the wait (■), write <code>%%kiwi cpu</code> above the cell, and"
     " run it again."
 )
-"""Below each wait, so that who needs the override finds it."""
+"""Text below each wait, so that users who need the override find it."""
 
 _BAR: Final = "height:100%;background:var(--jp-brand-color1,#2196f3)"
 
@@ -67,10 +67,11 @@ def as_html(text: str, share: float | None, hint: str = CPU_WORK) -> str:
 
 
 class CellWaitLine:
-    """Shows nothing for the first ``delay_s``. ``publish(text, html)`` is the screen: called
-    again and again, at last with two empty strings if anything was shown. ``hint``: HTML below.
+    """The line of one wait. It shows nothing for the first ``delay_s``. ``publish(text, html)`` is
+    the screen: it is called for each drawing, and at last with two empty strings if anything was
+    shown. ``hint`` is HTML below the line.
 
-    Any thread may call it: one that draws may be another than the one whose cell ends.
+    Any thread may call it: the thread that draws may be another than the one whose cell ends.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CellWaitLine:
         self.closed = False
 
     def due_in_s(self) -> float:
-        """Return how long nothing is going to be shown yet."""
+        """Return the time until anything is shown."""
         return max(0.0, self._began_s + self._delay_s - self._clock())
 
     def show(self, waiting: Waiting | None) -> None:
@@ -111,7 +112,7 @@ class CellWaitLine:
             self._publish(text, as_html(text, share, self._hint))
 
     def close(self) -> None:
-        """Remove what is shown. Nothing is drawn after this."""
+        """Remove the line. Nothing is drawn after this."""
         with self._lock:
             if not self.closed and self._drawn_s is not None:
                 self._publish("", "")
@@ -127,7 +128,7 @@ def on_no_screen() -> Screen:
 
 
 def screens_for(shell: Any, *, silent: bool = False) -> Callable[[], Screen]:
-    """Return what makes a screen for each line of the cell that runs in this thread."""
+    """Return a function that makes a screen for each line of the cell that runs in this thread."""
     if silent:
         return on_no_screen
     kernel = getattr(shell, "kernel", None)
@@ -142,7 +143,7 @@ WAIT_ID: Final = "kiwi-wait-"
 
 
 class _NotebookScreen:
-    """Draws the line of one wait. ``request``: the message that the cell came with.
+    """Draws the line of one wait. ``request`` is the message that started the cell.
 
     It sends its messages itself: ``display`` would hand them to ``%%capture``.
     """
@@ -172,8 +173,9 @@ class _NotebookScreen:
 
 
 def _is_console(request: Any) -> bool:
-    """Return whether a person sits at a console: it can answer ``input()``, which nbclient and
-    papermill cannot, and names no cell, as JupyterLab does. A console saves no outputs."""
+    """Return whether a person uses a console. A console can answer ``input()``, unlike nbclient and
+    papermill, and names no cell, unlike JupyterLab. It saves no outputs.
+    """
     metadata, content = request.get("metadata") or {}, request.get("content") or {}
     return bool(content.get("allow_stdin")) and "cellId" not in metadata
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""Variable of the library: "0" makes it a gate only, which leaves memory to the driver."""
+"""Variable of the library: "0" makes the library a gate only, which leaves memory to the driver."""
 
 SONAME: Final = "libcuda.so.1"
 LINKER_CACHE: Final = "/etc/ld.so.cache"
 DEFAULT_PLACES: Final = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
-"""The dynamic linker's own, for what is not in its cache."""
+"""Directories that the dynamic linker searches for libraries that are not in its cache."""
 
 REMEDIES: Final = {
     preload.GateState.TOO_LATE: (
@@ -46,9 +46,10 @@ NOT_COMPILED: Final = (
 
 
 class DriverGate:
-    """The gate of this kernel. ``prepare`` is called when the kernel starts; ``before_driver``
-    before Kiwi loads a driver itself. ``why`` says why there is no gate; "": there is one, or
-    nothing to put it before."""
+    """The gate of this kernel. ``prepare`` is called when the kernel starts, ``before_driver``
+    before Kiwi loads a driver itself. ``why`` says why there is no gate; "": there is one, or there
+    is no driver.
+    """
 
     def __init__(self) -> None:
         self.why = ""
@@ -62,8 +63,10 @@ class DriverGate:
         return self._in_front
 
     def untouched(self) -> bool:
-        """Return whether nothing in this process has initialised the driver, and whoever does so
-        passes the gate: then nothing in it can use the GPU unseen. Takes some microseconds."""
+        """Return whether nothing in this process has initialised the driver, and every later call
+        that does so passes the gate. Then nothing in the process can use the GPU unseen. Takes some
+        microseconds.
+        """
         if not self._in_front:
             return False
         if self._ask is None:
@@ -72,7 +75,7 @@ class DriverGate:
         return self._ask is not None and self._ask() == 1
 
     def prepare(self) -> None:
-        """Load the gate, where this machine has a driver to put it in front of."""
+        """Load the gate, if this machine has a driver."""
         if not (real := _real_driver()):
             return
         if not preload.guarded():
@@ -80,9 +83,10 @@ class DriverGate:
         self._in_front = preload.guarded()
 
     def before_driver(self, real: str) -> bool:
-        """Load the gate in front of ``real``, which Kiwi is about to load. Where the library was
-        being compiled when the kernel started, it may be there now. Return whether the gate loads
-        ``real`` by itself."""
+        """Load the gate in front of ``real``, which Kiwi is about to load. A library that was being
+        compiled when the kernel started may be there now. Return whether the gate loads ``real`` by
+        itself.
+        """
         gated = not _preloaded() and self._guard(real)
         self._in_front = preload.guarded()
         return gated
@@ -118,7 +122,9 @@ def _preloaded() -> bool:
 
 
 def _compile_ahead() -> None:
-    """Raises ``Unavailable`` where there is no compiler at all, and ``OSError``."""
+    """Compile the library in another process. Raise ``Unavailable`` if there is no compiler at all,
+    and ``OSError``.
+    """
     preload.find_compiler()
     subprocess.Popen(
         interpreter.module("kiwi_core.preload.ready"),
@@ -126,13 +132,14 @@ def _compile_ahead() -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in this kernel is not for it, nor is the kernel's end
+        start_new_session=True,  # Ctrl-C in this kernel, and the kernel's end, must not stop it
     )
 
 
 def _real_driver() -> str:
-    """Return the path that the dynamic linker would load for ``libcuda.so.1``; "" for none. It is
-    only looked up: once loaded, it would be in front of the gate."""
+    """Return the path that the dynamic linker would load for ``libcuda.so.1``; "" for none. The
+    library is not loaded: once loaded, it would be in front of the gate.
+    """
     places = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     candidates = [os.path.join(place, SONAME) for place in places]
     with suppress(OSError), open(LINKER_CACHE, "rb") as cache:

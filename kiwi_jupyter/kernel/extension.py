@@ -1,4 +1,4 @@
-"""Puts the parts together in one shell, and takes them apart again."""
+"""Put the parts together in one shell, and take them apart again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from kiwi_jupyter.kernel.shell_hooks import ShellHooks
 from kiwi_jupyter.kernel.wait_call import ASYNC_WAIT, WAIT
 
 LEAVE_TIMEOUT_S = 60.0
-"""Limit for ``%kiwi off`` and unloading: until the memory is back in the GPU."""
+"""Limit for ``%kiwi off`` and unloading, until the memory is back in the GPU."""
 
 _log = logging.getLogger("kiwi.kernel")
 
 
 class Extension:
-    """All that ``load_ipython_extension`` installs in ``shell``."""
+    """Everything that ``load_ipython_extension`` installs in ``shell``."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -87,7 +87,8 @@ class Extension:
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop("kiwi", None)
         self.switch_off()
-        # The names stay: code compiled before may still call them. They do nothing any more.
+        # The names stay, because code compiled before may still call them. They do nothing any
+        # more.
         setattr(builtins, WAIT, lambda _token: None)
         setattr(builtins, ASYNC_WAIT, _no_wait)
 

@@ -1,4 +1,4 @@
-"""A call that is made a while later, unless it is called off: cheap to start and to call off."""
+"""A delayed call that can be cancelled; starting and cancelling are cheap."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Grace:
     """Calls ``then``, with ``lock`` held, ``after_s`` seconds after the last ``start``; at once if
     that is 0. All methods are called with ``lock`` held.
 
-    One thread, started when first needed, serves all starts. It sleeps until the time that it saw
-    last and looks again then, so that a start and a stop for each cell rarely wake it.
+    One thread, started when first needed, serves all starts. It sleeps until the last time that it
+    saw and checks again then, so that a start and a stop for each cell rarely wake it.
     """
 
     def __init__(self, after_s: float, lock: threading.RLock, then: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class Grace:
                     self._then()
 
     def _sleep(self) -> None:
-        """Return when something may be due, or was started while nothing was."""
+        """Sleep until a call may be due, or until one was started while there was none."""
         if self._due_s is None:
             self._asleep = True
             self._changed.wait()

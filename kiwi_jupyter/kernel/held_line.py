@@ -1,6 +1,7 @@
-"""Says below a cell that runs what its own thread cannot say: it is held in a driver call.
+"""The line below a running cell whose own thread is held in a driver call.
 
-Either the cell was suspended in mid-work, or a call in it needs the GPU that nobody foresaw.
+Either the cell was suspended in the middle of its work, or one of its calls needs the GPU and
+nobody had foreseen that.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.display import CellWaitLine
 
 LOOK_S: Final = 0.25
-"""Interval at which a suspension, or its end, is looked for."""
+"""Interval of checks for a suspension and its end."""
 
 FRESH_S: Final = 4.0
-"""The daemon speaks once a second to one who waits. What is older holds no more."""
+"""The daemon sends a message each second to a session that waits. An older message is out of
+date.
+"""
 
 
 class HeldLine:
     """The line below a cell that is held. ``began`` may be called at any time, in any thread. A
-    thread of its own draws, as long as ``goes_on`` says so: the cell's own thread is held.
+    separate thread draws while ``goes_on`` returns true, because the cell's own thread is held.
 
-    ``waiting`` is what the daemon said last; ``line`` makes the line below the cell that runs;
-    ``None``: there is none. ``words`` are those of the line.
+    ``waiting`` returns the daemon's last message. ``line`` makes the line below the running cell;
+    ``None`` if there is none. ``words`` returns the text of the line.
     """
 
     def __init__(
@@ -84,8 +87,9 @@ class HeldLine:
 
 
 def line_of_suspension(burst: Burst, line: Callable[[], CellWaitLine | None]) -> HeldLine:
-    """Watch a suspended burst until it ends, also between two of its cells: it is usually suspended
-    more than once."""
+    """Watch a suspended burst until it ends, also between two of its cells, because it is usually
+    suspended more than once.
+    """
     return HeldLine(
         lambda: burst.suspended,
         lambda: burst.granted,
@@ -97,7 +101,7 @@ def line_of_suspension(burst: Burst, line: Callable[[], CellWaitLine | None]) ->
 def line_of_unforeseen(
     client: Callable[[], Client | None], line: Callable[[], CellWaitLine | None]
 ) -> HeldLine:
-    """Follow the wait of a call for which the cell did not ask beforehand."""
+    """Follow the wait of a call whose cell had not requested the GPU beforehand."""
 
     def waiting() -> Waiting | None:
         connected = client()

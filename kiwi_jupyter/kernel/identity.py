@@ -15,7 +15,9 @@ _CONNECTION_FILE = re.compile(r"kernel-(.+)\.json\Z")
 
 
 def notebook_name(user_ns: Mapping[str, Any]) -> str:
-    """The notebook's file name, as Jupyter Server or VS Code tell it; else ``kernel <pid>``."""
+    """Return the notebook's file name, as Jupyter Server or VS Code give it; else ``kernel
+    <pid>``.
+    """
     for named in (os.environ.get("JPY_SESSION_NAME"), user_ns.get("__vsc_ipynb_file__")):
         if type(named) is str and named:
             return Path(named).name or named

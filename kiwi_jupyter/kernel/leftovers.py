@@ -24,7 +24,7 @@ Tasks = frozenset["asyncio.Task[Any]"]
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Threads and tasks that were not there when the cell began, and were when it ended."""
+    """The threads and tasks that began during the cell and were still there when it ended."""
 
     threads: tuple[threading.Thread, ...] = ()
     tasks: tuple[asyncio.Task[Any], ...] = ()
@@ -34,7 +34,7 @@ class Leftovers:
         return any(t.is_alive() for t in self.threads) or any(not t.done() for t in self.tasks)
 
     def and_also(self, other: Leftovers) -> Leftovers:
-        """Return both, without what has ended."""
+        """Return both together, without those that have ended."""
         return Leftovers(
             tuple({t for t in (*self.threads, *other.threads) if t.is_alive()}),
             tuple({t for t in (*self.tasks, *other.tasks) if not t.done()}),
@@ -53,7 +53,7 @@ class Before:
         return cls(frozenset(threading.enumerate()), frozenset(_tasks()))
 
     def left(self) -> Leftovers:
-        """Return what has begun since, is still there, and is not the kernel's own."""
+        """Return those that have begun since, are still there, and are not the kernel's own."""
         threads = (t for t in threading.enumerate() if t not in self.threads and _counts(t))
         tasks = (t for t in _tasks() if t not in self.tasks and _is_users(t))
         return Leftovers(tuple(threads), tuple(tasks))

@@ -32,7 +32,7 @@ Kiwi shares the GPU between notebooks. Cells that may use the GPU wait for their
 
 @magics_class
 class KiwiMagics(Magics):  # type: ignore[misc]
-    """``extension`` is asked anew each time: everything works without a daemon, too."""
+    """The magics. ``extension`` is read at each call: everything works without a daemon, too."""
 
     def __init__(self, shell: Any, extension: Extension) -> None:
         super().__init__(shell)
@@ -60,7 +60,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         return command(rest.strip())
 
     def _cell(self, word: str, cell: str) -> None:
-        """Answer where the first line was not rewritten: a wrong word, or a call by hand."""
+        """Answer where the first line was not rewritten: an unknown word, or a direct call."""
         if word in ("cpu", "gpu"):
             self.shell.run_cell(f"%%kiwi {word}\n{cell}")
         else:

@@ -1,4 +1,4 @@
-"""``%%kiwi cpu`` and ``%%kiwi gpu``: the user knows better.
+"""``%%kiwi cpu`` and ``%%kiwi gpu``: the user's decision about a cell.
 
 The first line becomes a string of the same text, so that the rest stays a normal cell: with its
 line numbers, its top-level ``await`` and the display of its last expression. The cell hook finds

@@ -1,4 +1,4 @@
-"""This kernel's connection to the daemon of its GPU: made when first needed, kept from then on."""
+"""This kernel's connection to the daemon of its GPU. It is made when first needed, and kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.config import Kiwi
 
 RETRY_S: Final = 30.0
-"""Time after a failed attempt to get a daemon in which none is started or waited for."""
+"""Time after a failed attempt to connect in which no daemon is started or waited for."""
 
 JOIN_EVERY_S: Final = 1.0
 """Interval of attempts while there is no daemon."""
@@ -78,21 +78,23 @@ class KernelSession:
         self._absent = False
         """The last attempt found no daemon at all: the next one costs nothing."""
         self._in_vain: Signs = frozenset()
-        """Signs of a daemon that was waited for in vain."""
+        """Signs of a daemon that an earlier wait has not found."""
         self._joiner: threading.Thread | None = None
         self._connector: threading.Thread | None = None
         self.wait = ""
         """The reason why ``client`` waits, in words; "" while it does not."""
         self.joined: Callable[[Client], None] = _joined_by_nobody
-        """Called in another thread when a daemon came that no cell has waited for."""
+        """Called in another thread when a daemon came that no cell had waited for."""
         self.mid_burst: Callable[[], bool] = bool
-        """Return whether a cell that was granted the GPU is under way."""
+        """Return whether a cell that was granted the GPU is running."""
         self.suspended: Callable[[], None] = _nothing
-        """Called in whichever thread reads when that cell is stopped in mid-work."""
+        """Called in the reading thread when that cell is suspended."""
         self.unforeseen: Callable[[], None] = _nothing
-        """Called there when a call waits at the gate for which no cell has asked beforehand."""
+        """Called in the reading thread when a call waits at the gate although no cell has requested
+        the GPU.
+        """
         self.lost = False
-        """The contents of this process's GPU memory are gone for good."""
+        """True if the contents of this process's GPU memory are gone for good."""
         self.problem = ""
         """Why there is no connection, in words; "" while there is one or none was tried."""
         self.notices: deque[UserNotice] = deque(maxlen=NOTICES_MAX)
@@ -104,11 +106,13 @@ class KernelSession:
 
     @property
     def connected_client(self) -> Client | None:
-        """The client, if a connection was made."""
+        """Return the client, if a connection was made."""
         return self._client
 
     def possible(self) -> bool:
-        """Return whether there can be a daemon at all. Called before every cell: microseconds."""
+        """Return whether a daemon is possible at all. Called before every cell; takes
+        microseconds.
+        """
         if self._client is not None:
             return True
         if self._refused:
@@ -124,13 +128,14 @@ class KernelSession:
         )
 
     def client(self, show: Callable[[str], None] | None = None) -> Client | None:
-        """The connected client; ``None`` if the cell has to run without Kiwi (said once, why).
+        """Return the connected client; ``None`` if the cell has to run without Kiwi (the reason is
+        printed once).
 
-        Blocks while it connects, while a daemon starts, or while one that was here is expected
-        back; ``show`` is then called several times a second with words about it, which are in
-        ``wait``, too. A client whose daemon is away stays the client: it reconnects by itself.
-        Raises ``PeerError`` where the daemon is there and has no place for this kernel
-        (``errors.is_full``): the cell waits and tries again.
+        Blocks while it connects, while a daemon starts, or while an earlier one is expected back.
+        ``show`` is then called several times a second with a text about it, which ``wait`` holds,
+        too. A client whose daemon is away stays the client and reconnects by itself. Raises
+        ``PeerError`` if the daemon is there and has no place for this kernel (``errors.is_full``):
+        the cell waits and tries again.
         """
         client = self._client
         if client is not None and self._pid == os.getpid():
@@ -149,7 +154,7 @@ class KernelSession:
             self._connector.start()
 
     def _connect_quietly(self) -> None:
-        with suppress(KiwiError):  # said already, and asked again by the next cell that waits
+        with suppress(KiwiError):  # printed already, and reported again to the next cell that waits
             self.client()
 
     def _try(self, show: Callable[[str], None]) -> None:
@@ -200,9 +205,10 @@ class KernelSession:
         return self._may_start() and may_start_in(self.directory)
 
     def _expect_back(self, show: Callable[[str], None]) -> Client | None:
-        """Wait for a daemon that was here: it may be restarting at this moment, and whoever touches
-        the GPU now does so without it, or without its emulated driver. ``None`` if there was none,
-        or it has not come; it is not waited for again."""
+        """Wait for a daemon that was here, because it may be restarting now. Code that uses the GPU
+        meanwhile would do so without the daemon, or without its emulated driver. Return ``None`` if
+        there was no daemon, or it has not come back; do not wait for it a second time.
+        """
         from kiwi_core.client.patience import REVIVED_WITHIN_S, await_return
 
         within_s = self._config.daemon_grace_s
@@ -225,7 +231,7 @@ class KernelSession:
         show(self.wait)
 
     def _join_later(self) -> None:
-        """Look for a daemon from now on, also in the middle of a cell that began without one."""
+        """Start looking for a daemon, also in the middle of a cell that began without one."""
         if self._joiner is None or not self._joiner.is_alive():
             self._joiner = threading.Thread(target=self._join, name="kiwi-join", daemon=True)
             self._joiner.start()
@@ -245,7 +251,7 @@ class KernelSession:
         try:
             self._client = self._connect_to(self._choose())
         except KiwiError as error:
-            # One that cannot be had is not a reason to tell the user again and again.
+            # A daemon that cannot be reached is reported only once.
             self.problem = str(error)
             return None
         self.problem = ""
@@ -278,9 +284,11 @@ class KernelSession:
         return client
 
     def _daemon_away(self, path: Path) -> None:
-        """Called in the reading thread. A daemon that ends removes its socket; one that was killed
-        leaves it. If nobody starts that one again, and this user's daemons are started by
-        their kernels, this kernel does: its own memory may be paged out."""
+        """Handle the loss of the daemon, in the reading thread. A daemon that ends removes its
+        socket; one that was killed leaves it. If nobody restarts a killed daemon, and this user's
+        daemons are started by kernels, this kernel restarts it, because its own memory may be paged
+        out.
+        """
         if self._may_start() and self._pid == os.getpid() and _is_own(self.directory):
             threading.Thread(
                 target=self._revive, args=(path,), name="kiwi-revive", daemon=True
@@ -301,7 +309,8 @@ class KernelSession:
 
     def _choose(self) -> Path:
         """Return the socket to connect to: of the GPU that the user named, else of this process's
-        first GPU."""
+        first GPU.
+        """
         from kiwi_core.client import discover, own_gpus
 
         if named := self._config.named_gpu():
@@ -347,7 +356,7 @@ class KernelSession:
         )
 
     def look(self) -> GpuStatus:
-        """The GPU's status, for a kernel that has no session. Raises ``KiwiError``."""
+        """Return the GPU's status, for a kernel that has no session. Raises ``KiwiError``."""
         from kiwi_core.client import Client
         from kiwi_core.wire.messages import Role
 
@@ -364,9 +373,10 @@ class KernelSession:
             self._say(text)
 
     def _noticed(self, notice: UserNotice) -> None:
-        """Keep a notice for a cell to show; called in the reading thread. In mid-burst, show it at
-        once: that cell may stand still in a driver call, perhaps for ever. So it is if the kernel
-        may be ended before there is another cell."""
+        """Keep a notice for a cell to show; called in the reading thread. During a burst, show it
+        at once, because that cell may block in a driver call, perhaps for ever. Do the same if the
+        kernel may be ended before there is another cell.
+        """
         self.notices.append(notice)
         self.lost = self.lost or notice.notice is Notice.LOST
         if notice.notice in (Notice.SUSPENDED, Notice.KEPT_OUT):
@@ -377,12 +387,14 @@ class KernelSession:
                 self.show_notices()
 
     def _unforeseen(self) -> None:
-        """A call waits at the gate for which no cell has asked. Called in the reading thread."""
+        """Handle a call that waits at the gate although no cell has requested the GPU. Called in
+        the reading thread.
+        """
         self.unforeseen()
 
     def show_notices(self) -> None:
         """Print the notices into the output of this thread's cell, or of the last cell."""
-        with suppress(IndexError):  # by two threads at once, perhaps
+        with suppress(IndexError):  # two threads may do this at once
             while True:
                 self._say(told(self._unshown.popleft()))
 
@@ -393,7 +405,9 @@ class KernelSession:
     # --- the end
 
     def leave(self, timeout_s: float) -> None:
-        """Bring everything back and part (``%kiwi off``). Raise ``KiwiError`` on a time-out."""
+        """Bring all memory back and leave Kiwi (``%kiwi off``). Raise ``KiwiError`` on a
+        time-out.
+        """
         client, self._client = self._client, None
         self._retry_at_s = 0.0
         if client is not None:

@@ -2,8 +2,9 @@
 the expressions that front ends send along with a cell, and looking at an object (``repr`` of a
 tensor).
 
-While this process's memory is paged out, any driver call in them would block the kernel, and
-nobody would ask for the GPU. So these wait for the lease like a cell, if a GPU library is loaded.
+While this process's memory is paged out, any driver call in that code would block the kernel, and
+nobody would request the GPU. So this code waits for the lease like a cell, if a GPU library is
+loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.session import KernelSession
 
 INSPECT_PATIENCE_S: Final = 1.0
-"""A tooltip is not worth a place in the queue: it does without the object after this long."""
+"""How long a tooltip waits: it is not worth a place in the queue, and then does without the
+object.
+"""
 
 NOT_NOW: Final = (
     "Kiwi: another notebook has the GPU, and showing this object may need it. Run a cell to wait"
@@ -75,8 +78,8 @@ class ShellHooks:
         is_ipythons = getattr(plain, "__func__", None) is InteractiveShell.transform_ast
 
         def transform_ast(node: Any) -> Any:
-            # After all transformers, not as one of them: it sees what really runs, and IPython
-            # need not walk through every cell to complete what transformers leave out.
+            # This runs after all transformers, and is not one of them: it sees the final tree, and
+            # IPython need not walk through every cell to complete what transformers leave out.
             untouched = is_ipythons and not self._shell.ast_transformers
             source = parsed_from(node) if untouched else None
             return self._cell_hook.visit(plain(node), source)
@@ -103,7 +106,7 @@ class ShellHooks:
 
     def _comm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def comm_msg(*args: Any, **options: Any) -> Any:
-            # Whatever callback it may reach: there is no code here to look at.
+            # A message can reach any callback, and there is no code here to analyse.
             if not self._cell_hook.must_look():
                 return plain(*args, **options)
             with self._held(f"comm {threading.get_ident()}"):
@@ -128,7 +131,7 @@ class ShellHooks:
 
     @contextmanager
     def _held(self, member: str, patience_s: float | None = None) -> Iterator[bool]:
-        """The lease around code that is no cell; false after ``patience_s`` without it.
+        """Hold the lease around code that is not a cell; false after ``patience_s`` without it.
 
         Inside a cell that already has the lease this does nothing. Without a daemon the code runs.
         """

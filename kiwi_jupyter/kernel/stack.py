@@ -31,21 +31,21 @@ def is_silent() -> bool:
 
 
 def parsed_from(node: object) -> tuple[str, int] | None:
-    """The text of which IPython has just made ``node``, and the flags that it parsed with; both
-    together determine ``node``. ``None`` where that is not certain.
+    """Return the text that IPython has just parsed into ``node``, and the flags that it parsed
+    with; both together determine ``node``. Return ``None`` if that is not certain.
 
-    Its caller stands in for ``transform_ast`` and has not called a transformer yet.
+    The caller replaces ``transform_ast`` and has not called a transformer yet.
     """
     caller = sys._getframe(1).f_back
     if caller is None or caller.f_code is not _RUNS_A_CELL:
-        return None  # the body of a magic, or somebody else stands in between
+        return None  # the body of a magic, or another replacement in between
     names = caller.f_locals
     text, compiler = names.get("cell"), names.get("compiler")
     flags = getattr(compiler, "flags", None)
     if names.get("code_ast") is not node or type(text) is not str or type(flags) is not int:
         return None
     if getattr(getattr(compiler, "ast_parse", None), "__func__", None) is not _PARSE:
-        return None  # somebody else's compiler
+        return None  # another library's compiler
     return text, flags
 
 

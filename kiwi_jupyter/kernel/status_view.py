@@ -1,4 +1,4 @@
-"""``%kiwi status``: one object that shows itself as text and as HTML."""
+"""``%kiwi status``: an object that shows itself as text and as HTML."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ Rows = list[tuple[str, str]]
 
 
 class StatusView:
-    """The answer of ``%kiwi status``; ``status`` is ``None`` without a daemon, and ``problem``
-    says why. ``mine`` is this kernel's session, "" if it has none yet."""
+    """The answer of ``%kiwi status``. ``status`` is ``None`` without a daemon, and ``problem`` says
+    why. ``mine`` is the id of this kernel's session, "" if it has none yet.
+    """
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class StatusView:
         self._notices = list(notices)
 
     def rows(self) -> Rows:
-        """Return what is shown, as pairs of a word and a text."""
+        """Return the rows, each a label and a text."""
         rows: Rows = [] if self._enabled else [("Kiwi", "off in this kernel (`%kiwi on`)")]
         if self.status is None:
             rows.append(("Kiwi", self._problem or "There is no daemon."))

@@ -1,4 +1,4 @@
-"""The call that waits for the GPU, put into the tree of a cell before one of its statements.
+"""The call that waits for the GPU, inserted into the tree of a cell before one of its statements.
 
 It uses a name in ``builtins``, which survives ``%reset``.
 """
@@ -32,8 +32,9 @@ def insert_wait(node: ast.Module, at: int, token: int, *, awaited: bool) -> None
 
 
 def runs_as_coroutine(node: ast.Module) -> bool:
-    """Return whether IPython runs this cell on the event loop if its ``autoawait`` is on: decided
-    as IPython does it."""
+    """Return whether IPython runs this cell on the event loop if its ``autoawait`` is on. The rule
+    is IPython's own.
+    """
     if not any(_may_await(part) for part in ast.walk(node)):
         return False
     try:

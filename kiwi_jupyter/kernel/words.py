@@ -1,4 +1,4 @@
-"""The texts that users read in a notebook while Kiwi works for them."""
+"""The texts that Kiwi shows in a notebook."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SHOWN_NOTICES: Final = frozenset(
         Notice.ENDED,
     }
 )
-"""Notices that users must see in the notebook itself; ``%kiwi status`` has the rest."""
+"""Notices that users must see in the notebook itself; ``%kiwi status`` shows the others."""
 
 SHOWN_AT_ONCE: Final = frozenset({Notice.ENDING, Notice.ENDED})
-"""Those that must not wait for the next cell, since there may be none."""
+"""Notices that must not wait for the next cell, since there may be none."""
 
 INTERRUPTED: Final = (
     "KeyboardInterrupt: interrupted while waiting for the GPU. Nothing that uses the GPU ran in"
@@ -40,7 +40,7 @@ LOST: Final = (
 
 
 def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
-    """One line about a wait, for people."""
+    """Return one line about a wait, for people."""
     if waiting is None:
         return f"Waiting for the GPU ({format_duration_s(waited_s)})"
     if waiting.blocked is not None:
@@ -59,12 +59,14 @@ def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
 
 
 def unforeseen_line(waiting: Waiting, waited_s: float) -> str:
-    """One line about a call in a cell that waits, though the cell did not ask beforehand."""
+    """Return one line about a call that waits although its cell did not request the GPU
+    beforehand.
+    """
     return f"{waiting_line(waiting, waited_s)}. {INTERRUPT_LATER}"
 
 
 def suspended_line(waiting: Waiting) -> str:
-    """One line about a cell that was stopped in mid-work, and when it goes on."""
+    """Return one line about a cell that was suspended, and when it goes on."""
     if waiting.blocked is not None:
         return f"Suspended in mid-cell. {waiting.detail}"
     place = f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""
@@ -85,7 +87,7 @@ def _expected(waiting: Waiting) -> str:
 
 
 def share_done(waiting: Waiting | None, waited_s: float) -> float | None:
-    """Return how much of the wait is over, from 0 to 1; ``None`` where nobody can tell."""
+    """Return how much of the wait is over, from 0 to 1; ``None`` if that is not known."""
     if waiting is None or waiting.expected_wait_s is None or waiting.blocked is not None:
         return None
     whole_s = waited_s + waiting.expected_wait_s

@@ -1,6 +1,6 @@
-"""A status as it would read now: what was measured when the daemon spoke, plus the time since.
+"""Compute what a status would say now: the measured values plus the time since. Pure.
 
-Daemons speak when something changes, so the last status of a quiet GPU may be minutes old. Pure.
+Daemons send a status when something changes, so the last status of a quiet GPU may be minutes old.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def aged(gpu: Gpu, now: float, elapsed_s: float) -> Gpu:
-    """Return ``gpu`` as it is at ``now``, ``elapsed_s`` after its daemon's last word; unchanged if
-    its daemon is away."""
+    """Return ``gpu`` as it is at ``now``, ``elapsed_s`` after its daemon's last status; unchanged
+    if its daemon is away.
+    """
     if not gpu.reachable or elapsed_s <= 0:
         return gpu
     waiting = {entry.session for entry in gpu.queue}

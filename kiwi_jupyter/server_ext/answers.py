@@ -1,4 +1,4 @@
-"""Errors as every route says them: a status code and ``{"code", "message", "remedy"}``."""
+"""Errors in the form that every route uses: a status code and ``{"code", "message", "remedy"}``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATUS_OF: Final = {
     "in-burst": 409,
     "no-daemon": 503, "disconnected": 503, "not-connected": 503, "timeout": 503,
 }  # fmt: skip
-"""HTTP's word for what Kiwi says; anything else that a daemon says is 502."""
+"""The HTTP status for each code of Kiwi; any other error of a daemon is 502."""
 
 _HTTP: Final = {
     400: ("bad-request", "The request cannot be understood.", "docs/rest.md says what is."),
@@ -37,7 +37,7 @@ _FAILED: Final = (
 
 
 class RefusedError(HTTPError):
-    """An answer other than success, with its words."""
+    """An answer other than success, with its message."""
 
     def __init__(self, status: int, problem: Problem) -> None:
         super().__init__(status, "%s", problem.message)

@@ -1,4 +1,4 @@
-"""The extension's application: its settings, and what is put into the server."""
+"""The extension's application: its settings, and what it adds to the server."""
 
 from __future__ import annotations
 

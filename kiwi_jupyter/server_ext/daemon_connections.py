@@ -1,7 +1,7 @@
-"""Exactly one connection to each daemon, however many browsers look, and none while nobody does.
+"""One connection to each daemon, however many browsers look, and none while nobody looks.
 
-Sockets are looked for while somebody looks: daemons may start, end and come back at any time. A
-daemon is started only because somebody began to look, never by itself in a loop.
+The extension looks for sockets while somebody looks, because daemons may start, end and come back
+at any time. A daemon is started only when somebody begins to look, never by itself in a loop.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus
 
 RESCAN_S: Final = 1.0
-"""Interval of looks for new sockets, in one short directory."""
+"""Interval of searches for new sockets, in one short directory."""
 
 IDLE_S: Final = 30.0
-"""Connections are closed when nobody has looked for so long; a script may ask every few seconds."""
+"""Connections are closed when nobody has looked for this long; a script may ask every few
+seconds.
+"""
 
 FORGET_S: Final = 10.0
 """Time for which a GPU is shown after its daemon removed its socket: it may be restarting."""
 
 SETTLE_S: Final = 3.0
-"""Time that the first look waits for the daemons' first status."""
+"""How long the first look waits for the daemons' first status."""
 
 START_AGAIN_S: Final = 5.0
-"""Time after a failed start in which a look does not start a daemon again."""
+"""Time after a failed start in which no look starts a daemon."""
 
 BACK_BY_ITSELF_S: Final = 3.0
-"""A daemon that just went away is given this long: its supervisor starts it again at once."""
+"""How long a daemon that just went away may take to return: its supervisor restarts it at once."""
 
 GPU_DEVICES: Final = (
     "/dev/nvidiactl",
@@ -51,12 +53,13 @@ GPU_DEVICES: Final = (
     "/dev/nvhost-ctrl",
     "/dev/dxg",
 )
-"""One of these is there where an NVIDIA driver is."""
+"""One of these exists if there is an NVIDIA driver."""
 
 
 class DaemonConnections:
-    """Lives in the event loop. ``changed`` is called there for each word of a daemon;
-    ``watched`` says whether somebody looks without asking again (a stream)."""
+    """The connections; lives in the event loop. ``changed`` is called there for each message of a
+    daemon; ``watched`` says whether somebody looks without asking again (a stream).
+    """
 
     def __init__(
         self,
@@ -81,8 +84,9 @@ class DaemonConnections:
     # --- looking --------------------------------------------------------------------------------
 
     def look(self, *, starts: bool = True) -> None:
-        """Somebody looks: stay connected for a while, and with ``starts`` see to it that there is
-        a daemon."""
+        """Take note that somebody looks: stay connected for a while, and with ``starts`` start a
+        daemon if there is none.
+        """
         self._looked_s = time.monotonic()
         if self._tending is None:
             self._open()
@@ -100,12 +104,13 @@ class DaemonConnections:
 
     @property
     def is_open(self) -> bool:
-        """Somebody has looked lately."""
+        """Return whether somebody has looked lately."""
         return self._tending is not None
 
     async def settled(self, timeout_s: float = SETTLE_S) -> None:
-        """Returns when every daemon has spoken or failed to, a start under way included, but
-        after ``timeout_s`` at the latest."""
+        """Return when every daemon has sent a status or failed to, including one that is being
+        started, but after ``timeout_s`` at the latest.
+        """
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s and not self._is_settled():
             await asyncio.sleep(0.01)
@@ -125,7 +130,7 @@ class DaemonConnections:
         self._close_followers()
 
     def _scan(self) -> bool:
-        """Follow sockets that are new. Whether there were any."""
+        """Follow new sockets. Return whether there were any."""
         new = [path for path in discover(self._directory) if not self._is_followed(path)]
         loop = asyncio.get_running_loop()
         for path in new:
@@ -139,8 +144,10 @@ class DaemonConnections:
         return follower is not None and follower.is_alive()
 
     def _forget(self) -> bool:
-        """Forget daemons that are not back. Whether there were any. One that is followed again has
-        only not spoken yet: without its follower, the next scan would start a second one."""
+        """Forget daemons that are not back. Return whether there were any. A daemon that is
+        followed again has just not sent a status yet: without its follower, the next scan would
+        start a second one.
+        """
         now = time.time()
         gone = [
             path
@@ -156,7 +163,7 @@ class DaemonConnections:
 
     def _hear(self, word: Heard | DaemonLost) -> None:
         if word.socket not in self._followers:
-            return  # said before it was closed
+            return  # reported before it was closed
         record = self.records.setdefault(word.socket, GpuRecord())
         if isinstance(word, Heard):
             record.hears(word)
@@ -171,7 +178,7 @@ class DaemonConnections:
         self._followers.clear()
 
     async def close(self) -> None:
-        """Called once, when the server ends."""
+        """Close all connections. Called once, when the server ends."""
         for task in (self._tending, self._starting):
             if task is not None:
                 task.cancel()
@@ -179,7 +186,7 @@ class DaemonConnections:
         self._close_followers()
 
     def answering(self) -> list[tuple[GpuStatus, Client | None]]:
-        """Every GPU that is known, with the connection to its daemon, if there is one."""
+        """Yield every known GPU, with the connection to its daemon, if there is one."""
         return [
             (record.status, follower.client)
             for path, follower in self._followers.items()
@@ -199,14 +206,14 @@ class DaemonConnections:
 
     @staticmethod
     def _worth_starting() -> bool:
-        """Return whether a daemon would find a GPU, or was told what else to do."""
+        """Return whether a daemon would find a GPU, or whether KIWI_DAEMON_ARGS says what to do."""
         return ENV_DAEMON_ARGS in os.environ or any(map(os.path.exists, GPU_DEVICES))
 
     def _somebody_answers(self) -> bool:
         return any(follower.client is not None for follower in self._followers.values())
 
     async def _start(self) -> None:
-        """Unless one that has a socket answers after all."""
+        """Start a daemon, unless one that has a socket answers after all."""
         try:
             until_s = time.monotonic() + (BACK_BY_ITSELF_S if self._followers else 0.0)
             while time.monotonic() < until_s and not self._somebody_answers():
@@ -226,7 +233,7 @@ class DaemonConnections:
     # --- what is wrong, and whom to ask ---------------------------------------------------------
 
     def problem(self) -> Problem | None:
-        """Return why there is no GPU to show; ``None`` where there is one."""
+        """Return why there is no GPU to show; ``None`` if there is one."""
         if any(record.status is not None for record in self.records.values()):
             return None
         if self._starting is not None:
@@ -256,8 +263,9 @@ class DaemonConnections:
         )
 
     def client(self, uuid: str) -> Client:
-        """The connection to the daemon of GPU ``uuid``. Raises ``PeerError`` "no-such-gpu",
-        "no-daemon"."""
+        """Return the connection to the daemon of GPU ``uuid``. Raises ``PeerError`` "no-such-gpu",
+        "no-daemon".
+        """
         for path, follower in self._followers.items():
             record = self.records.get(path)
             if path.stem == uuid or (record and record.status and record.status.uuid == uuid):
@@ -282,7 +290,7 @@ def _may_look_into(directory: Path) -> bool:
     except PermissionError:
         return False
     except OSError:
-        pass  # it is not there, for example
+        pass  # the file does not exist, for example
     return True
 
 

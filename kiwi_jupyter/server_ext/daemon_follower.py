@@ -1,4 +1,4 @@
-"""The one connection to one daemon: a thread that hears it and tells the event loop."""
+"""The connection to one daemon: a thread that receives from it and informs the event loop."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
 """Waits between attempts to connect; the last one repeats. Refusals cost microseconds."""
 
 PING_EVERY_S: Final = 5.0
-"""A daemon that has nothing to say and one that hangs are equally silent."""
+"""Interval of pings: a daemon without news and one that hangs are equally silent."""
 
 ANSWER_S: Final = 10.0
-"""One that takes longer hangs; the busiest machine that we have seen took a second."""
+"""A daemon that takes longer than this hangs; the busiest machine that we have seen took a
+second.
+"""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A daemon's word, read at ``at`` (Unix seconds), with what is new of its history since the
-    last; ``history`` is ``None`` where nothing is."""
+    """A daemon's status, read at ``at`` (Unix seconds), with the changes of its history since the
+    last one; ``history`` is ``None`` if there are none.
+    """
 
     socket: Path
     status: GpuStatus
@@ -41,7 +44,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class DaemonLost:
-    """The daemon does not answer (any more), and why. ``gone``: it took its socket away."""
+    """The daemon does not answer (any more), and why. ``gone``: it removed its socket."""
 
     socket: Path
     error: KiwiError
@@ -51,7 +54,8 @@ class DaemonLost:
 
 class DaemonFollower(threading.Thread):
     """Follows the daemon at ``socket`` until closed, or until the socket is gone. ``tell`` gets
-    each word, in this thread. ``client`` is for requests, from any thread."""
+    each message, in this thread. ``client`` is for requests, from any thread.
+    """
 
     def __init__(self, socket: Path, tell: Callable[[Heard | DaemonLost], None]) -> None:
         super().__init__(name=f"kiwi {socket.stem}", daemon=True)
@@ -72,7 +76,8 @@ class DaemonFollower(threading.Thread):
         failures = 0
         while not self._closed.is_set():
             heard, error = self._follow()
-            gone = not os.path.exists(self.socket)  # Path's raises where one may not look
+            # Path's method raises where this user has no access
+            gone = not os.path.exists(self.socket)
             if self._closed.is_set():
                 return
             failures = 0 if heard else failures + 1
@@ -83,8 +88,9 @@ class DaemonFollower(threading.Thread):
             self._closed.wait(RETRY_S[min(failures, len(RETRY_S) - 1)])
 
     def _keep_pinging(self) -> None:
-        """Ends a connection on which nobody answers any more; the next one is not welcomed, and
-        that is told."""
+        """End a connection on which nobody answers any more. The next connection attempt fails, and
+        that is reported.
+        """
         while not self._closed.wait(PING_EVERY_S):
             if (client := self.client) is None:
                 continue
@@ -94,7 +100,7 @@ class DaemonFollower(threading.Thread):
                 client.close()
 
     def _follow(self) -> tuple[bool, KiwiError]:
-        """One connection's life: whether anything was heard on it, and how it ended."""
+        """Follow one connection. Return whether anything was received on it, and how it ended."""
         heard = False
         client = Client(self.socket, role=Role.OBSERVER, client="jupyter server", reconnect=False)
         try:
@@ -122,7 +128,7 @@ class DaemonFollower(threading.Thread):
         )
 
     def close(self) -> None:
-        """Returns at once; the thread ends by itself."""
+        """Return at once; the thread ends by itself."""
         self._closed.set()
         if (client := self.client) is not None:
             client.close()

@@ -1,7 +1,7 @@
 """Find out what changed between two states of a GPU. Pure: no clock, no I/O.
 
-What changes only because time passes is no change: nothing is sent about an idle machine. Such
-fields (``RELATIVE``) are sent when another field of the object changed; readers count from the
+A change that only the passing of time makes does not count: nothing is sent about an idle machine.
+Such fields (``RELATIVE``) are sent when another field of the object changed. Readers count from the
 absolute times, and those count as changed only when they moved by more than ``STEADY_S``.
 """
 
@@ -31,21 +31,21 @@ RELATIVE: Final = frozenset(
         "expected_high_s",
     }
 )
-"""Fields that are measured from the moment at which the daemon said them."""
+"""Fields that are relative to the moment at which the daemon sent them."""
 
 WAITS: Final = ("waiting_since", "expected_at", "expected_low_at", "expected_high_at")
 
 STEADY_S: Final = 0.3
-"""Less is the daemon's rounding, a message's way, or the estimate's noise, not news."""
+"""A smaller change is rounding, transmission time or noise of the estimate, not news."""
 
 SEPARATE: Final = frozenset({"sessions", "history"})
-"""Fields of a GPU of which a delta carries parts."""
+"""Fields of a GPU that a delta sends in parts."""
 
 _Record = TypeVar("_Record", Session, Waiter)
 
 
 def same(a: object, b: object) -> bool:
-    """Return whether both are equal but for what time alone changes."""
+    """Return whether both are equal except for changes that time alone makes."""
     if a == b:
         return True
     if isinstance(a, list) and isinstance(b, list):
@@ -95,7 +95,7 @@ def hardly_moved(now: float | None, before: float | None) -> bool:
 
 
 def changes(old: Gpu | None, new: Gpu) -> GpuDelta | None:
-    """Return the change from ``old`` (``None``: nothing) to ``new``; ``None``: no news."""
+    """Return the change from ``old`` (``None``: nothing) to ``new``; ``None`` if there is none."""
     if old is new:
         return None
     fields = _fields(old, new)
@@ -110,7 +110,7 @@ def changes(old: Gpu | None, new: Gpu) -> GpuDelta | None:
 
 
 def _fields(old: Struct | None, new: Struct) -> dict[str, object]:
-    """Fields of ``new`` that differ; none if only time has passed."""
+    """Return the fields of ``new`` that differ; none if only time has passed."""
     names = [name for name in new.__struct_fields__ if name not in SEPARATE]
     if old is None:
         return {name: getattr(new, name) for name in names}
@@ -136,7 +136,7 @@ def _gone(old: Iterable[Session], new: Iterable[Session]) -> list[str]:
 
 
 def _history(old: list[History], new: list[History]) -> list[History]:
-    if old is new:  # as mostly; there may be thousands
+    if old is new:  # the usual case; there may be thousands
         return []
     known = {entry.id: entry for entry in old}
     return [entry for entry in new if known.get(entry.id) != entry]

@@ -1,7 +1,7 @@
 """Which notebook runs on which kernel, of this server's own sessions.
 
 Asking the session manager costs a query and a look at every kernel, so the answer is kept, and
-asked for anew when its table changed (a notebook was opened, renamed, moved, closed).
+renewed when the manager's table changed (a notebook was opened, renamed, moved, closed).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ANYWAY_S: Final = 10.0
-"""Asked anew after so long in any case: a session manager may keep no table that can be counted."""
+"""The answer is renewed after this time in any case: a session manager may have no table whose
+changes can be counted.
+"""
 
 
 class Documents:
-    """``sessions`` is the server's session manager."""
+    """The notebooks of this server. ``sessions`` is the server's session manager."""
 
     def __init__(self, sessions: Any) -> None:
         self._sessions = sessions
@@ -46,10 +48,10 @@ class Documents:
         return True
 
     def _changes(self) -> int | None:
-        """Counts what was written to the table; ``None`` where that cannot be known."""
+        """Return the number of changes of the table; ``None`` if that cannot be known."""
         return getattr(getattr(self._sessions, "connection", None), "total_changes", None)
 
 
 def _is_notebook(session: Mapping[str, Any]) -> bool:
-    """Consoles have paths, too, but there is no file to open at them."""
+    """Return whether it is a notebook. Consoles have paths, too, but no file that can be opened."""
     return bool(session.get("type", "notebook") == "notebook")

@@ -1,4 +1,4 @@
-"""The record of one daemon: its last word, and its GPU's history across its restarts."""
+"""The record of one daemon: its last status, and its GPU's history across its restarts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, Heard
 
 SAME_RUN_S: Final = 5.0
-"""Two statuses of one process agree on when it began, but for the time they took and the clock's
-adjustments; a process id alone may come again."""
+"""Two statuses of one process agree on its start time to within this, for their transmission time
+and adjustments of the clock. A process id alone may be reused.
+"""
 
 
 class GpuRecord:
-    """Fed in the event loop, by ``DaemonConnections``."""
+    """The record. ``DaemonConnections`` updates it in the event loop."""
 
     def __init__(self) -> None:
         self.status: GpuStatus | None = None
@@ -33,11 +34,11 @@ class GpuRecord:
         self.gone_at: float | None = None
         """Time at which it removed its socket."""
         self.stale = False
-        """Nobody has listened since its last word."""
+        """Nobody has listened since its last status."""
         self._run = _Run(0, 0.0)
         self._entries: dict[str, History] = {}
         self._kernels: dict[str, str] = {}
-        """Kernel ids of one's own sessions that the history names."""
+        """Kernel ids of this user's sessions that the history names."""
         self._history: list[History] | None = None
         """The last answer; ``None``: something changed since."""
         self._paths: Mapping[str, str] = {}
@@ -95,7 +96,7 @@ class GpuRecord:
         return self._paths.get(self._kernels.get(session, ""))
 
     def _end_open_entries(self) -> None:
-        """End open entries at the last word of a daemon that was killed: it reported no end."""
+        """End open entries at the last status of a killed daemon, which reported no end."""
         for id_, entry in self._entries.items():
             if entry.ended_at is None:
                 ended_at = max(entry.began_at, self.heard_at)

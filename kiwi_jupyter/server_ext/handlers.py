@@ -1,4 +1,4 @@
-"""The REST interface. Who asks is known and may do it, as Jupyter Server has it: token or cookie,
+"""The REST interface. Jupyter Server authenticates and authorises each request: token or cookie,
 XSRF for cookies, and the server's Authorizer, asked for the resource ``kiwi`` with the actions
 ``read`` (look), ``execute`` (move one's own memory) and ``write`` (change a GPU's settings).
 
@@ -38,7 +38,9 @@ def app_of(handler: JupyterHandler) -> KiwiServerApp:
 
 
 async def may(handler: JupyterHandler, action: str) -> bool:
-    """Return whether the server's Authorizer allows ``action`` on Kiwi to who asks."""
+    """Return whether the server's Authorizer allows ``action`` on Kiwi to the user of this
+    request.
+    """
     authorizer = handler.authorizer
     answer = authorizer.is_authorized(handler, handler.current_user, action, RESOURCE)
     return bool(await ensure_async(answer))
@@ -68,7 +70,7 @@ class KiwiHandler(APIHandler):
         self.finish(msgspec.json.encode(answer))
 
     async def ask(self, uuid: str, question: Callable[[Client], _T]) -> _T:
-        """Ask the GPU's daemon ``question``; its refusals become answers."""
+        """Ask the GPU's daemon ``question``; its refusals become error answers."""
         try:
             return await self.service.ask(uuid, question)
         except KiwiError as error:
@@ -88,13 +90,14 @@ class KiwiHandler(APIHandler):
 
     def check_may_move(self, uuid: str, session: str) -> None:
         """Check whose session it is: the server's user may be an admin of the daemon, but others
-        who are logged in to the server must not act as one. Raise ``RefusedError``."""
+        who are logged in to the server must not act as one. Raise ``RefusedError``.
+        """
         gpus = [gpu for gpu in self.service.gpus() if gpu.uuid == uuid]
         if not any(one.id == session and one.mine for gpu in gpus for one in gpu.sessions):
             self.check_may_change()
 
     async def act(self, uuid: str, what: str, question: Callable[[Client], _T]) -> _T:
-        """Like ``ask``, for what changes something: it stands in the server's log."""
+        """Do the same as ``ask`` for a change, and write it to the server's log."""
         user = self.current_user.username
         try:
             answer = await self.ask(uuid, question)
@@ -176,7 +179,7 @@ class OpenApiHandler(KiwiHandler):
 
 
 class NothingHandler(KiwiHandler):
-    """Every other path, so that what is not there is said like any other error."""
+    """Answers every other path, so that a missing path gives the usual form of error."""
 
     _track_activity = False
 

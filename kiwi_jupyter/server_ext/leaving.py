@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import SessionStatus
 
 WITHIN_S: Final = 30.0
-"""Enough for 65 GB at 2.2 GB/s, the speed of an H200 with driver 580.159. A user waits for the
-kernel's end meanwhile."""
+"""Enough for 65 GB at 2.2 GB/s, the speed of an H200 with driver 580.159. Meanwhile a user waits
+for the kernel's end.
+"""
 
 AGAIN_S: Final = 5.0
-"""Limit at the next signal: what could not be moved out before will hardly be now."""
+"""Limit at the next signal: memory that could not be moved out before will hardly move now."""
 
 ASK_EACH_S: Final = 0.1
-"""Jupyter has interrupted the kernel, but its cell may take a while to end."""
+"""Interval of requests: Jupyter has interrupted the kernel, but its cell may take a while to
+end.
+"""
 
 SEEN_WITHIN_S: Final = 1.0
-"""Memory that a program has just taken shows in the status within this time."""
+"""Memory that a program has just taken appears in the status within this time."""
 
 log = logging.getLogger("kiwi.leaving")
 
@@ -44,8 +47,9 @@ def needed() -> bool:
 
 
 def move_out(pid: int, socket_dir: Path | None, within_s: float) -> bool:
-    """Move the GPU memory of process ``pid`` out; returns when it is out (true), or after
-    ``within_s`` seconds. True, too, for a process that no daemon knows."""
+    """Move the GPU memory of process ``pid`` out. Return true when it is out, false after
+    ``within_s`` seconds. Return true, too, for a process that no daemon knows.
+    """
     until_s = time.monotonic() + within_s
     out = True
     for path in discover(socket_dir or config.socket_dir()):
@@ -56,7 +60,7 @@ def move_out(pid: int, socket_dir: Path | None, within_s: float) -> bool:
                 if not _out(client, pid, until_s):
                     log.warning("kernel %d is killed with its memory in the GPU", pid)
                     out = False
-        except KiwiError as error:  # the kernel may be another daemon's
+        except KiwiError as error:  # the kernel may belong to another daemon
             log.warning("%s cannot be asked to move kernel %d out: %s", path.name, pid, error)
             out = False
     return out
@@ -76,7 +80,7 @@ def _out(client: Client, pid: int, until_s: float) -> bool:
             try:
                 client.release(one.id)
             except PeerError as error:
-                log.debug("%s: %s", one.id, error)  # in mid-burst: once more when that is over
+                log.debug("%s: %s", one.id, error)  # in a burst: try again when that is over
         time.sleep(ASK_EACH_S)
     return False
 

@@ -1,8 +1,8 @@
 """Kiwi's metrics on the Jupyter Server's own ``/metrics``.
 
-The server answers that in its event loop, from ``prometheus_client``'s default registry, so what is
-asked at a scrape must be at hand: the extension keeps each daemon's last ``metrics`` and hands them
-over here. Who may scrape is the server's ``authenticate_prometheus``.
+The server answers a scrape in its event loop, from ``prometheus_client``'s default registry, so the
+data must be there already: the extension keeps each daemon's last ``metrics`` and passes them on
+here. The server's ``authenticate_prometheus`` says who may scrape.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ module, and an extension that is loaded twice."""
 def register(
     ask: Callable[[], Iterable[GpuReading]], registry: CollectorRegistry = REGISTRY
 ) -> None:
-    """Let each scrape show what ``ask()`` returns from now on, instead of an earlier ``ask``.
-    Called by the extension when it starts.
+    """Make each scrape show what ``ask()`` returns. It replaces an earlier ``ask``. Called by the
+    extension when it starts.
 
-    ``ask`` runs in the server's event loop and must return at once: what was last heard of each
-    GPU, with ``metrics=None`` for one whose daemon is away. If it raises, Kiwi's metrics are
-    missing from that scrape and the log says why.
+    ``ask`` runs in the server's event loop and must return at once: the last data of each GPU, with
+    ``metrics=None`` for one whose daemon is away. If it raises, Kiwi's metrics are missing from
+    that scrape and the log says why.
     """
     unregister(registry)
     collector = KiwiCollector(ask)
@@ -42,7 +42,7 @@ def register(
 
 
 def unregister(registry: CollectorRegistry = REGISTRY) -> None:
-    """Called when the extension stops; does nothing where there is nothing of Kiwi's."""
+    """Remove Kiwi's collector, if there is one. Called when the extension stops."""
     collector = getattr(registry, _MARK, None)
     if collector is not None:
         setattr(registry, _MARK, None)

@@ -18,7 +18,7 @@ UnixTime = Annotated[float, Meta(description="Unix seconds on the server's clock
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """Something is wrong: what, and what to do about it. Also the body of every error."""
+    """What is wrong, and what to do about it. Also the body of every error."""
 
     code: str
     message: str
@@ -26,7 +26,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Session(SessionStatus, frozen=True, kw_only=True):
-    """``path`` is the notebook's on this server, of one's own sessions only."""
+    """A session. ``path`` is the notebook's path on this server, for this user's sessions only."""
 
     path: str | None = None
     turn_ends_at: UnixTime | None = None
@@ -38,7 +38,7 @@ class Waiter(QueueEntry, frozen=True, kw_only=True):
     """Expected end of the wait; ``None``: unknown."""
     expected_low_at: UnixTime | None = None
     expected_high_at: UnixTime | None = None
-    """Likely between these two; ``None``: not known."""
+    """The wait likely ends between these two; ``None``: not known."""
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class History(Struct, frozen=True, kw_only=True):
 
 
 class Gpu(GpuStatus, frozen=True, kw_only=True):
-    """``reachable``: its daemon answers; otherwise the rest is what was known last."""
+    """A GPU. ``reachable``: its daemon answers; otherwise the rest is the last known state."""
 
     queue: list[Waiter]  # type: ignore[assignment]  # only ever read
     sessions: list[Session]  # type: ignore[assignment]
@@ -76,7 +76,7 @@ class Server(Struct, frozen=True, kw_only=True):
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """All that is known. ``epoch`` names this run of the server, ``seq`` the last change."""
+    """The whole state. ``epoch`` names this run of the server, ``seq`` the last change."""
 
     epoch: str
     seq: int
@@ -100,8 +100,10 @@ class Delta(Struct, frozen=True, kw_only=True, tag_field="type", tag="delta", om
 
 
 class GpuDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``set``: whole values of fields of the GPU; ``sessions``: changed fields, all of a new one;
-    ``history``: entries that are new or replace the one with their id."""
+    """The change of a GPU. ``set``: whole values of fields of the GPU; ``sessions``: changed
+    fields, all fields of a new one; ``history``: entries that are new or replace the one with their
+    id.
+    """
 
     set: dict[str, Any] | None = None
     sessions: dict[str, dict[str, Any]] | None = None
@@ -110,7 +112,7 @@ class GpuDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat"):
-    """Said when there was nothing else to say for a while."""
+    """Sent when there was nothing else to send for a while."""
 
     seq: int
     now: UnixTime
@@ -123,7 +125,7 @@ Message = Snapshot | Delta | Heartbeat
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``PATCH`` on a GPU: at least one of them."""
+    """Body of ``PATCH`` on a GPU: at least one of the fields."""
 
     tq_s: Annotated[float, Meta(description="Time quantum, in seconds.")] | UnsetType = UNSET
     anti_thrash: AntiThrash | UnsetType = UNSET
@@ -143,7 +145,7 @@ class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class BroughtBack(Struct, frozen=True, kw_only=True):
-    """``why``: in plain words, why it was not begun."""
+    """``why``: in plain words, why it has not begun."""
 
     begun: bool
     why: str
@@ -159,8 +161,9 @@ class Story(Struct, frozen=True, kw_only=True):
 
 
 class GpuUsage(Struct, frozen=True, kw_only=True):
-    """``rows``: who has had the GPU longest first. ``began_at``: from when on it was counted;
-    ``null``: nothing was. ``problem``: why nothing can be said of this GPU."""
+    """The usage of a GPU. ``rows``: the longest holder comes first. ``began_at``: since when it was
+    counted; ``null``: nothing was. ``problem``: why the usage of this GPU is not known.
+    """
 
     uuid: str
     index: int

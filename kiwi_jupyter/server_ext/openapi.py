@@ -1,4 +1,4 @@
-"""The REST interface as OpenAPI 3.1. The schemas are made from the structs of ``model``."""
+"""The REST interface as OpenAPI 3.1. The schemas are generated from the structs of ``model``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _ERRORS: Final = {
 
 def description(base_url: str, policies: tuple[str, ...] = ()) -> dict[str, Any]:
     """Describe a server whose routes begin at ``base_url`` (with its slash). ``policies`` are those
-    of its daemons; if none answers yet, any name is described as right."""
+    of its daemons; if no daemon answers yet, any name is valid in the description.
+    """
     return {**_description(policies), "servers": [{"url": base_url}]}
 
 
@@ -74,7 +75,7 @@ def _description(policies: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _narrow_settings(schema: dict[str, Any], policies: tuple[str, ...]) -> None:
-    """Add what the struct cannot say: at least one setting, and the values that are valid."""
+    """Add the rules that the struct cannot express: at least one setting, and the valid values."""
     schema["minProperties"] = 1
     schema["properties"]["tq_s"] = {
         "type": "number",

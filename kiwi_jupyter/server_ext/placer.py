@@ -1,4 +1,6 @@
-"""Places the kernels of this server, and takes back what never came."""
+"""Places the kernels of this server, and withdraws placements of kernels that never used the
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ log = logging.getLogger("kiwi.placement")
 
 
 class Placer:
-    """``socket_dir`` is where the daemons' sockets are (``None``: the default place). Any thread
-    may call; daemons get ``within_s`` seconds to answer."""
+    """The placer. ``socket_dir`` is where the daemons' sockets are (``None``: the default place).
+    Any thread may call; daemons get ``within_s`` seconds to answer.
+    """
 
     def __init__(
         self, socket_dir: Path | None = None, within_s: float = gpu_placement.WITHIN_S
@@ -36,9 +39,10 @@ class Placer:
         """The socket of the daemon that expects each kernel."""
 
     async def place(self, kernel_id: str, env: Mapping[str, str]) -> str | None:
-        """Return the UUID of the GPU for a kernel that is about to start with ``env``; ``None``:
-        leave it alone, because its user has chosen, Kiwi is switched off in it, or there is no
-        choice. Never raises for what is wrong with a daemon."""
+        """Return the UUID of the GPU for a kernel that is about to start with ``env``. Return
+        ``None`` to leave the kernel alone: its user has chosen, Kiwi is switched off in it, or
+        there is no choice. Faults of a daemon raise nothing.
+        """
         if is_chosen(env):
             return None
         directory = self.socket_dir or config.socket_dir()
@@ -56,7 +60,7 @@ class Placer:
         return gpu_placement.place(own_sockets(directory), kernel_id, within_s=self._within_s)
 
     async def ended(self, kernel_id: str) -> None:
-        """Take note that kernel ``kernel_id`` is no more: nobody expects it any longer."""
+        """Withdraw the placement of kernel ``kernel_id``, which has ended."""
         await asyncio.to_thread(self._forget, kernel_id)
 
     def _forget(self, kernel_id: str) -> None:
@@ -67,7 +71,7 @@ class Placer:
 
 
 def is_chosen(env: Mapping[str, str]) -> bool:
-    """Return whether the choice is made: for a GPU, for none (an empty list), or against Kiwi."""
+    """Return whether the user has chosen: a GPU, none (an empty list), or not to use Kiwi."""
     return is_disabled(env) or VISIBLE in env or bool(env.get(config.ENV_GPU))
 
 

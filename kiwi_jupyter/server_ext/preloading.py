@@ -1,7 +1,9 @@
-"""Kernels that start with Kiwi's library, loaded into them before anything else (docs/preload.md).
+"""Start kernels with Kiwi's library, which is loaded into them before anything else
+(docs/preload.md).
 
-It is the gate in front of the driver, and on request also the owner of their GPU memory, which it
-then moves from inside. Where it is not to be had, the kernel starts without it.
+The library is the gate in front of the driver and, on request, the owner of the kernel's GPU
+memory, which it then moves from inside. If the library is not available, the kernel starts without
+it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ COMPILE_WITHIN_S: Final = 60.0
 """A kernel does not wait longer than this for a library that is compiled for the first time."""
 
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""Variable of the library: "0" makes it a gate only, which leaves memory to the driver."""
+"""Variable of the library: "0" makes the library a gate only, which leaves memory to the driver."""
 
 _said: set[str] = set()
 _compiling: threading.Thread | None = None
-"""Tried once per server: what failed once fails again."""
+"""Tried once per server: a build that failed once fails again."""
 
 
 def wanted(env: MutableMapping[str, str], default: str) -> bool:
@@ -38,8 +40,9 @@ def wanted(env: MutableMapping[str, str], default: str) -> bool:
 
 
 def add_gate(env: MutableMapping[str, str]) -> bool:
-    """Into what a kernel gets, if it takes no time. Else it is compiled for those that start later,
-    and the kernel itself tries once more before it first uses the GPU."""
+    """Add the gate to the environment of a kernel, if that takes no time. Otherwise the library is
+    compiled for later kernels, and this kernel itself tries once more before it first uses the GPU.
+    """
     if is_disabled(env):
         return False
     library = ready.find()
@@ -52,7 +55,7 @@ def add_gate(env: MutableMapping[str, str]) -> bool:
 
 
 def compile_ahead() -> None:
-    """Have the library compiled if it has to be; called when a server starts, too."""
+    """Compile the library if necessary. Called when a server starts, too."""
     global _compiling
     if _compiling is None and ready.find() is None:
         _compiling = threading.Thread(target=_compile, name="kiwi-compile", daemon=True)
@@ -67,7 +70,9 @@ def _compile() -> None:
 
 
 async def add(env: MutableMapping[str, str]) -> bool:
-    """Into what a kernel gets. False, and said once, where the library is not to be had."""
+    """Add the library to the environment of a kernel. Return false, and log it once, if the library
+    is not available.
+    """
     try:
         library = await asyncio.wait_for(asyncio.to_thread(ready.ensure), COMPILE_WITHIN_S)
     except preload.Unavailable as error:

@@ -1,5 +1,6 @@
-"""Starts local kernels as Jupyter does, after choosing a GPU for those whose user chose none, and
-with Kiwi's gate, or with its own pager where that is wanted."""
+"""Starts local kernels as Jupyter does. It first chooses a GPU for kernels whose user chose none,
+and adds Kiwi's gate, or its in-process pager on request.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +28,13 @@ _JUPYTERS_OWN: Final = "local-provisioner"
 log = logging.getLogger("kiwi.placement")
 
 _placer: Placer | None = None
-"""One for the process, as Jupyter's factory of provisioners is; it makes them without a way to
-hand them anything."""
+"""One for the process, because Jupyter's factory makes provisioners without a way to pass them
+anything.
+"""
 
 _places = True
 _pager = CHECKPOINT
-"""Default for kernels whose environment does not say."""
+"""Default for kernels whose environment does not name a pager."""
 
 
 def install(
@@ -40,8 +42,8 @@ def install(
 ) -> bool:
     """Make ``KiwiProvisioner`` the default of this server. Called once, by the server extension.
 
-    False, and nothing is changed, where somebody has chosen another default. Kernelspecs that name
-    a provisioner of their own are not touched by a default.
+    Return false, and change nothing, if another default has been chosen. Kernelspecs that name a
+    provisioner are not affected by a default.
     """
     global _placer, _places, _pager
     factory = KernelProvisionerFactory.instance(parent=serverapp)
@@ -59,8 +61,9 @@ def install(
 
 
 def placer() -> Placer:
-    """The one of this process: also where ``JUPYTER_DEFAULT_PROVISIONER_NAME`` names the
-    provisioner and no server extension runs."""
+    """Return the placer of this process. It exists, too, if ``JUPYTER_DEFAULT_PROVISIONER_NAME``
+    names the provisioner and no server extension runs.
+    """
     global _placer
     if _placer is None:
         _placer = Placer()
@@ -68,14 +71,17 @@ def placer() -> Placer:
 
 
 class KiwiProvisioner(LocalProvisioner):
-    """Made by Jupyter for each kernel; lives over its restarts, at which it chooses anew."""
+    """The provisioner of a kernel. It lives over the kernel's restarts, and chooses a GPU at each
+    start.
+    """
 
     _told_to_end = False
-    """True once the process of the kernel was sent a signal that ends it."""
+    """True once a signal that ends it was sent to the kernel's process."""
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Called before each start. The result's ``env`` is what the kernel gets: the server's,
-        the caller's and the kernelspec's; it is not kept for a restart."""
+        """Prepare a start of the kernel. The result's ``env`` is what the kernel gets: the
+        server's, the caller's and the kernelspec's. It is not kept for a restart.
+        """
         launch = await super().pre_launch(**kwargs)
         self._told_to_end = False
         env = launch["env"]
@@ -87,18 +93,18 @@ class KiwiProvisioner(LocalProvisioner):
                 await preloading.add(env)
             else:
                 preloading.add_gate(env)
-        except Exception:  # a kernel starts, whatever is wrong with Kiwi
+        except Exception:  # the kernel must start, whatever is wrong with Kiwi
             log.exception("kernel %s is started as if there were no Kiwi", self.kernel_id)
         return launch
 
     async def send_signal(self, signum: int) -> None:
-        """Move the kernel's memory out before a kill, where its driver needs that."""
+        """Move the kernel's memory out before a kill, if its driver needs that."""
         if signum in (signal.SIGTERM, signal.SIGKILL) and self.pid and leaving.needed():
             within_s = leaving.AGAIN_S if self._told_to_end else leaving.WITHIN_S
             self._told_to_end = True
             try:
                 await asyncio.to_thread(leaving.move_out, self.pid, placer().socket_dir, within_s)
-            except Exception:  # a kernel ends, whatever is wrong with Kiwi
+            except Exception:  # the kernel must end, whatever is wrong with Kiwi
                 log.exception("kernel %s is ended as if there were no Kiwi", self.kernel_id)
         await super().send_signal(signum)
 

@@ -20,7 +20,7 @@ from kiwi_jupyter.server_ext.usage import UsageHandler
 if TYPE_CHECKING:
     from tornado.web import RequestHandler
 
-# As long as any id may be; they go on to the daemon, and into the log.
+# The longest id that is accepted; ids go on to the daemon, and into the log.
 _GPU: Final = r"kiwi/api/gpus/([^/]{1,300})"
 _SESSION: Final = _GPU + r"/sessions/([^/]{1,300})"
 
@@ -38,5 +38,5 @@ REST: Final[list[tuple[str, type[RequestHandler]]]] = [
 ROUTES: Final[list[tuple[str, type[RequestHandler]]]] = [
     *REST,
     (r"kiwi/api/events", EventsHandler),
-    (r"kiwi/api(?:/.*)?", NothingHandler),  # the last one: it takes what no other takes
+    (r"kiwi/api(?:/.*)?", NothingHandler),  # must be the last one: it matches every path
 ]

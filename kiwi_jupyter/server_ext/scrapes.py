@@ -1,7 +1,7 @@
-"""Keeps the daemons' metrics at hand while somebody scrapes ``/metrics``.
+"""Keep the daemons' metrics up to date while somebody scrapes ``/metrics``.
 
-A scrape is answered in the event loop and must not wait for a daemon, so it gets what was heard
-last, and the daemons are asked again and again until nobody has scraped for a while.
+A scrape is answered in the event loop and must not wait for a daemon. So it gets the last known
+data, and the daemons are asked again and again until nobody has scraped for a while.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from kiwi_jupyter.server_ext.service import KiwiService
 
 ASK_EVERY_S: Final = 5.0
-"""Prometheus scrapes every 15 s or more seldom; numbers are never older than this."""
+"""Prometheus scrapes every 15 s or less often; numbers are never older than this."""
 
 IDLE_S: Final = 180.0
-"""Scrapers are given up after this: three of their usual longest intervals."""
+"""The daemons are no longer asked after this time without a scrape: three of the longest usual
+intervals.
+"""
 
 _ANSWER_S: Final = 2.0
 
@@ -36,7 +38,7 @@ class Scrapes:
         self._asking: asyncio.Task[None] | None = None
 
     def readings(self) -> list[GpuReading]:
-        """Return readings for ``metrics.register``: none in the first scrape after a pause."""
+        """Return readings for ``metrics.register``; none in the first scrape after a pause."""
         self._scraped_s = time.monotonic()
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._keep_asking())

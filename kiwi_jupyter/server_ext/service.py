@@ -1,4 +1,6 @@
-"""The connections to daemons, documents and state feed as one thing: what the handlers talk to."""
+"""The connections to daemons, the documents and the state feed behind one interface for the
+handlers.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,14 @@ DISABLED = Problem(
 )
 
 DOCUMENTS_EVERY_S = 1.0
-"""Interval at which renamed notebooks are looked for."""
+"""Interval of checks for renamed notebooks."""
 
 
 class KiwiService:
-    """Lives in the server's event loop. ``interval_s``: least time between two deltas.
-    ``disabled``: its kernels run without Kiwi; what others do with the GPU is shown all the same,
-    but no daemon is started."""
+    """The service; lives in the server's event loop. ``interval_s``: least time between two deltas.
+    ``disabled``: its kernels run without Kiwi. Other programs' use of the GPU is shown all the
+    same, but no daemon is started.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,9 @@ class KiwiService:
         self._reading: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Somebody looks. Returns when the feed's state is of now, or as good as it gets."""
+        """Take note that somebody looks. Return when the feed's state is up to date, as far as
+        possible.
+        """
         self.daemons.look()
         if self._reading is None:
             self._reading = asyncio.create_task(self._keep_reading())
@@ -77,7 +82,7 @@ class KiwiService:
         self._publish()
 
     def gpus(self) -> list[GpuStatus]:
-        """Those that are known, as their daemons said last."""
+        """Return the known GPUs, as their daemons described them last."""
         known = [record.status for record in self.daemons.records.values() if record.status]
         return sorted(known, key=lambda gpu: (gpu.index, gpu.uuid))
 
@@ -89,7 +94,9 @@ class KiwiService:
         return await in_thread(lambda: question(client), "kiwi request")
 
     async def settled(self) -> None:
-        """Like ``ready``, for what looks by itself: starts no daemon, reads no documents."""
+        """Do the same as ``ready`` for a look that no user makes: start no daemon, read no
+        documents.
+        """
         self.daemons.look(starts=False)
         await self.daemons.settled()
 

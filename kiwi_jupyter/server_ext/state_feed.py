@@ -1,7 +1,7 @@
-"""The state as every reader knows it, and the changes on their way to each of them.
+"""The state as every reader knows it, and the changes that wait to be sent to each reader.
 
 Lives in the server's event loop; nothing here blocks or does I/O. A reader that is too slow for its
-buffer loses it and gets a snapshot instead, so one bad connection costs a bounded amount.
+buffer loses it and gets a snapshot instead, so that a bad connection costs a bounded amount.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 RING_MAX: Final = 512
-"""Deltas kept for readers that come back: minutes of a busy machine, at a few per second."""
+"""Most deltas kept for readers that come back: minutes of a busy machine, at a few per second."""
 
 RING_MAX_BYTES: Final = 4 << 20
-"""And no more than this: with 1,000 sessions, a delta can be long."""
+"""Most bytes of these deltas: with 1,000 sessions, a delta can be long."""
 
 BUFFER_MAX: Final = 64
-"""Deltas that wait for one reader; past this a snapshot is shorter."""
+"""Most deltas that wait for one reader; beyond this a snapshot is shorter."""
 
 HEARTBEAT_S: Final = 10.0
-"""Interval of heartbeats: a browser knows within a few of them that its server is gone."""
+"""Interval of heartbeats: a browser notices within a few of them that its server is gone."""
 
 
 class EncodedDelta:
-    """One delta, encoded once for all readers (once more for those who may not set)."""
+    """A delta, encoded once for all readers (and once more for readers who may not change
+    settings).
+    """
 
     __slots__ = ("_masked", "delta", "encoded")
 
@@ -55,7 +57,7 @@ class EncodedDelta:
 
 
 class StateFeed:
-    """``wall`` is the clock of all that is said."""
+    """The feed. ``wall`` is the clock of all times in it."""
 
     def __init__(self, server: Server, *, wall: Callable[[], float] = time.time) -> None:
         self.epoch = secrets.token_hex(8)
@@ -75,7 +77,7 @@ class StateFeed:
     # --- what is new ----------------------------------------------------------------------------
 
     def publish(self, gpus: Mapping[str, tuple[Gpu, float]], server: Server) -> None:
-        """Take in the state of everything: by UUID, each GPU and when its daemon said so."""
+        """Take the state of everything: by UUID, each GPU and when its daemon sent it."""
         changed: dict[str, GpuDelta] = {}
         for uuid, (gpu, heard_at) in gpus.items():
             old = self._gpus.get(uuid)
@@ -113,7 +115,9 @@ class StateFeed:
     # --- what is so -----------------------------------------------------------------------------
 
     def state(self, *, may_set: bool, history_s: float | None = None) -> State:
-        """Return the state. ``history_s`` limits the history to what lasted into that time."""
+        """Return the state. ``history_s`` limits the history to entries that lasted into that
+        time.
+        """
         now = self._wall()
         gpus = [aged(gpu, now, now - self._heard_at[uuid]) for uuid, gpu in self._gpus.items()]
         gpus.sort(key=lambda gpu: (gpu.index, gpu.uuid))
@@ -127,7 +131,7 @@ class StateFeed:
     # --- readers --------------------------------------------------------------------------------
 
     def subscribe(self, *, may_set: bool, epoch: str = "", seq: int = -1) -> Subscription:
-        """Add a reader that has seen everything up to ``seq`` of ``epoch``, if it says so."""
+        """Add a reader, which may have seen everything up to ``seq`` of ``epoch``."""
         subscription = Subscription(self, may_set, self._missed(epoch, seq))
         self._subscriptions.add(subscription)
         return subscription
@@ -136,7 +140,9 @@ class StateFeed:
         self._subscriptions.discard(subscription)
 
     def _missed(self, epoch: str, seq: int) -> list[EncodedDelta] | None:
-        """Return what a reader lacks; ``None``: not here any more, or it cannot be."""
+        """Return the deltas that a reader lacks; ``None`` if they are not here any more, or the
+        numbers are impossible.
+        """
         if epoch != self.epoch or not 0 <= seq <= self.seq:
             return None
         oldest = self._ring[0].delta.seq if self._ring else self.seq + 1
@@ -155,7 +161,7 @@ class Subscription:
         self._feed = feed
         self._may_set = may_set
         self._lost = missed is None
-        """Deltas are missing here: only a snapshot helps."""
+        """Deltas are missing here, so that the reader needs a snapshot."""
         self._waiting: deque[EncodedDelta] = deque(missed or ())
         self._some = asyncio.Event()
         if self._lost or self._waiting:
@@ -175,11 +181,12 @@ class Subscription:
         self._some.set()
 
     async def next(self, timeout_s: float = HEARTBEAT_S) -> bytes:
-        """The next message, encoded; a heartbeat where there is none within ``timeout_s``."""
+        """Return the next message, encoded; a heartbeat if there is none within ``timeout_s``."""
         if not self._some.is_set():
             with suppress(asyncio.TimeoutError):  # not the builtin one before Python 3.11
                 await asyncio.wait_for(self._some.wait(), timeout_s)
-        if not self._some.is_set():  # a busy loop may find both, time and news
+        # in a busy loop, the timeout may fire although a delta has come
+        if not self._some.is_set():
             return self._feed.heartbeat()
         message = self._snapshot() if self._lost else self._delta()
         if not self._waiting:
@@ -202,7 +209,9 @@ def _recent(gpu: Gpu, since: float) -> Gpu:
 
 
 def _masked_delta(delta: Delta) -> Delta:
-    """Mask a change for a reader who may not set, whatever the daemon allows this server."""
+    """Mask a change for a reader who may not change settings, whatever the daemon allows this
+    server.
+    """
     server = delta.server and replace(delta.server, may_set=False)
     return replace(delta, server=server, gpus=delta.gpus and _masked_gpus(delta.gpus))
 

@@ -1,4 +1,4 @@
-"""The stream: a WebSocket that says how things are, then what changes (``docs/rest.md``)."""
+"""The stream: a WebSocket that sends the state, then the changes (``docs/rest.md``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """``?epoch=E&seq=N``: the reader has seen everything up to there."""
+    """The stream's handler. ``?epoch=E&seq=N``: the reader has seen everything up to that
+    change.
+    """
 
     auth_resource = RESOURCE
     _pump: asyncio.Task[None] | None = None
@@ -35,7 +37,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         self._pump = asyncio.create_task(self._send_all())
 
     def on_message(self, message: str | bytes) -> None:
-        """Readers have nothing to say here."""
+        """Ignore messages of readers."""
 
     def on_close(self) -> None:
         if self._pump is not None:

@@ -1,5 +1,6 @@
-"""Blocking work beside the event loop, in daemon threads: none of it may hold up the server's end
-(an executor's threads are waited for, and a daemon may take a minute to start)."""
+"""Run blocking work in daemon threads, so that it does not delay the server's end. (An executor's
+threads are waited for, and a daemon may take a minute to start.)
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ async def in_thread(work: Callable[[], _T], name: str) -> _T:
 
 
 def call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """Like ``call_soon_threadsafe``; nothing if the loop has ended."""
+    """Do the same as ``call_soon_threadsafe``, but nothing if the loop has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *args)
 

@@ -1,4 +1,6 @@
-"""Turn a daemon's status into what readers get: absolute times, notebook paths, rights. Pure."""
+"""Convert a daemon's status to the form of the REST interface: absolute times, notebook paths,
+rights. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ def gpu_of(
     may_set: bool,
     problem: Problem | None = None,
 ) -> Gpu:
-    """Return the GPU of ``status``, heard at ``heard_at`` (Unix seconds). ``paths`` are notebooks
-    by kernel id. ``problem``: why its daemon does not answer any more."""
+    """Return the GPU of ``status``, received at ``heard_at`` (Unix seconds). ``paths`` are
+    notebooks by kernel id. ``problem``: why its daemon does not answer any more.
+    """
     fields = asdict(status)
     fields["may_set"] = may_set and status.may_set
     fields["sessions"] = [_session(one, heard_at, paths) for one in status.sessions]
@@ -43,12 +46,14 @@ def _session(status: SessionStatus, heard_at: float, paths: Mapping[str, str]) -
 
 
 def name_of(path: str | None, said: str) -> str:
-    """Return its current name: ``said`` is the name that its notebook had at the kernel's start."""
+    """Return the current name of the notebook; ``said`` is its name at the kernel's start."""
     return said if path is None else PurePosixPath(path).name or said
 
 
 def path_of(kernel_id: str, mine: bool, paths: Mapping[str, str]) -> str | None:
-    """Return the path of the reader's own only: a kernel id is no secret and gives no rights."""
+    """Return the path for the reader's own sessions only: a kernel id is no secret and gives no
+    rights.
+    """
     return paths.get(kernel_id) if mine and kernel_id else None
 
 

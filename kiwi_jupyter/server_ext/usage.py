@@ -1,4 +1,4 @@
-"""``GET usage``: what users and notebooks have had of the GPUs, by what their daemons say."""
+"""``GET usage``: how much of the GPUs users and notebooks have had, as their daemons report it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The address of a daemon: its socket, and the directory and the lock that go with it.
 
 A directory in XDG_RUNTIME_DIR goes with its user's last login, and one in the temporary directory
-may be cleaned away, while the daemon and its notebooks go on. So a daemon checks whether it can
-still be found, and makes its address again.
+may be cleaned away, while the daemon and its notebooks go on. So a daemon checks whether clients
+can still find it, and makes its address again if not.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ LOOK_EVERY_S: Final = 1.0
 @dataclass(eq=False, repr=False)
 class Address:
     """Holds ``lock`` and listens at a socket with ``serve``. ``restored`` is called after the
-    address was made again, and while the daemon's other files are not ``complete``: whoever removes
-    a directory file by file may remove them after that. ``taken`` is called when another daemon has
-    taken the address meanwhile."""
+    address was made again, and while the daemon's other files are not ``complete``: a program that
+    removes a directory file by file may remove them after that. ``taken`` is called when another
+    daemon has taken the address meanwhile.
+    """
 
     _path: Path
     _lock: OneDaemonLock
@@ -50,7 +51,7 @@ class Address:
     _identity: tuple[int, int] | None = None
     _directory: int = -1
     _waits: bool = False
-    """True while the address cannot be made again; logged once."""
+    """True while the address cannot be made again, which is logged once."""
     _look: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
@@ -64,7 +65,7 @@ class Address:
             before.close()
 
     def is_awaited(self) -> bool:
-        """Return whether somebody has connected and is not accepted yet."""
+        """Return whether a client has connected and is not accepted yet."""
         return self._door is not None and self._door.is_awaited()
 
     def close(self, *, comes_back: bool = True) -> None:

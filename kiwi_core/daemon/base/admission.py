@@ -41,12 +41,13 @@ TAKEN_MAX: Final = 8
 """New connections taken (and not closed at once) in a row; each costs about 200 µs more."""
 
 SHORT_PAUSE_S: Final = 1.0
-"""Pause after an accept failed for want of descriptors or memory."""
+"""Pause after an accept failed for lack of descriptors or memory."""
 
 FLOOD_PAUSE_S: Final = 0.003
-"""Pause after a batch that was wholly turned away: some program connects in a loop. Its connections
-then wait in the kernel, and take a quarter of the daemon's time; a newcomer behind a full queue of
-a thousand waits for some 50 ms."""
+"""Pause after a batch in which every connection was refused: some program connects in a loop. Its
+connections then wait in the kernel, and take a quarter of the daemon's time; a newcomer behind a
+full queue of a thousand waits for some 50 ms.
+"""
 
 OLD_NS: Final = 1000 * NS_PER_MS
 """A connection that has been silent this long makes way for a newer one of the same user."""
@@ -135,7 +136,7 @@ class Door:
         self._sock.close()
 
     def is_awaited(self) -> bool:
-        """Return whether somebody has connected and is not accepted yet."""
+        """Return whether a client has connected and is not accepted yet."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0) or self._tasks)

@@ -1,8 +1,8 @@
 """The claim on a GPU: one daemon per GPU and user, whatever its socket directory.
 
-A lock file goes with its directory, while the daemon lives on. So the claim is an abstract Unix
-socket (unix(7)), which is in no file system, and which the system frees when the daemon ends. Its
-name contains the PID namespace: a container may share the host's network namespace but not its
+A lock file disappears with its directory, while the daemon lives on. So the claim is an abstract
+Unix socket (unix(7)), which is in no file system, and which the system frees when the daemon ends.
+Its name contains the PID namespace: a container may share the host's network namespace but not its
 processes. Anybody can take any abstract name, so the daemon checks who listens at it.
 """
 
@@ -41,9 +41,10 @@ ASK_WITHIN_S: Final = 0.5
 be busy; then it is asked again."""
 
 SILENT_ASKS: Final = 40
-"""After this many attempts (50 ms apart) at a name at which nobody listens, the name is no
-daemon's: a daemon listens microseconds after it has taken the name. The same holds for a queue that
-stays full for this many times ``ASK_WITHIN_S``."""
+"""After this many attempts (50 ms apart) at a name at which nobody listens, the name belongs to no
+daemon: a daemon listens microseconds after it has taken the name. The same holds for a queue that
+stays full for this many times ``ASK_WITHIN_S``.
+"""
 
 
 class GpuClaim:
@@ -99,7 +100,9 @@ class GpuClaim:
         return True
 
     def _go_on_without(self, why: str) -> None:
-        """Rely on the lock file: somebody else has the name, or this system has none."""
+        """Rely on the lock file, because another program has the name, or this system has no
+        abstract sockets.
+        """
         self._given_up = True
         log.warning("the lock in the socket directory is the only one", why=why)
 
@@ -143,7 +146,8 @@ class _Answers:
     def _accept(self) -> None:
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(PAUSE_S, self._open)
-        with suppress(OSError):  # nobody is left, or no descriptor: tried again after the pause
+        # no connection is left, or no descriptor: tried again after the pause
+        with suppress(OSError):
             for _ in range(TAKEN_MAX):
                 self._answer(self._sock.accept()[0])
 

@@ -38,7 +38,9 @@ log = structlog.get_logger(__name__)
 
 
 class Receiver(Protocol):
-    """What a connection reports to. Errors from ``received`` are answered (see ``_attempt``)."""
+    """The recipient of a connection's messages. Errors from ``received`` are answered (see
+    ``_attempt``).
+    """
 
     def connected(self, connection: Connection) -> None: ...
     def received(self, connection: Connection, message: ClientMessage) -> None: ...
@@ -118,7 +120,7 @@ class Connection(asyncio.Protocol):
             began_ns = time.monotonic_ns()
             if self._turns.now(self, began_ns):
                 line = self._reader.only_line(data)
-                if line is not None:  # as nearly always: spare the waiting client the rest
+                if line is not None:  # the usual case: do not delay the waiting client further
                     began_cpu_ns = time.thread_time_ns()
                     self._attempt(line)
                     self._turns.paid(self, began_ns, began_cpu_ns)
@@ -169,7 +171,7 @@ class Connection(asyncio.Protocol):
     def caught_up(self) -> None:
         self._in_line = False
         if self.choked or self.closed:
-            return  # what is left is handled once it has read its answers, or never
+            return  # the rest is handled once it has read its answers, or never
         self._inbox.now(self.peer.uid, self._reader.held_bytes)
         assert self._transport is not None
         self._transport.resume_reading()
@@ -184,7 +186,7 @@ class Connection(asyncio.Protocol):
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
             self.end_with(error)
         except Exception as error:
-            # Whatever one client makes us fail on must not cost the others their daemon.
+            # A fault that one client causes must not cost the others their daemon.
             if _is_shortage(error):
                 log.error("message refused in a shortage", why=str(error), pid=self.peer.pid)
                 self.end_with(_SHORT)
@@ -246,7 +248,7 @@ class Connection(asyncio.Protocol):
         self._silence = asyncio.get_running_loop().call_later(within_s, self._never_spoke)
 
     def _never_spoke(self) -> None:
-        if self._in_line:  # it has said something, and its turn has not come
+        if self._in_line:  # it has sent a message, whose turn has not come
             self._listen_for_hello()
         else:
             self.end_with(PeerError("silent", "No hello came on this connection."))
@@ -294,7 +296,9 @@ class _Held:
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Return whether ``error`` means that the daemon is short of descriptors or memory just now."""
+    """Return whether ``error`` means that the daemon is short of descriptors or memory at the
+    moment.
+    """
     if isinstance(error, GpuError):
         return error.code == "process-unreadable"
     return isinstance(error, OSError) and error.errno in NO_MORE

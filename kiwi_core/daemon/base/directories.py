@@ -1,4 +1,4 @@
-"""The directories of a daemon: owner, mode, and the lock for those who choose between GPUs."""
+"""The directories of a daemon: owner, mode, and the lock for programs that choose between GPUs."""
 
 from __future__ import annotations
 
@@ -53,20 +53,21 @@ def _make(path: Path, mode: int) -> None:
         try:
             each.mkdir(mode=0o700)
         except FileExistsError:
-            continue  # somebody was faster: the caller looks at it
+            continue  # another process was faster: the caller checks the directory
         each.chmod(mode if each == path else 0o755)
 
 
 def sockets_mode() -> int:
-    """Return the mode of a socket directory. Everybody may look into a root daemon's: it serves all
-    users, and the credentials of each connection decide what they may do."""
+    """Return the mode of a socket directory. Everybody may list a root daemon's directory: it
+    serves all users, and the credentials of each connection decide what they may do.
+    """
     return 0o755 if os.getuid() == 0 else 0o700
 
 
 def make_placing_lock(directory: Path) -> None:
     """Create the file that programs of all users lock while they choose between GPUs."""
     flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError):  # without it they choose all the same
+    with contextlib.suppress(OSError):  # without it programs choose all the same
         file = os.open(directory / PLACING_LOCK, flags, 0o644)
         with contextlib.suppress(OSError):
             os.fchmod(file, 0o644)  # whatever the umask is

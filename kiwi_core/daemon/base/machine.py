@@ -1,4 +1,4 @@
-"""What a daemon knows of its machine: the GPU, its memory, and the RAM."""
+"""A daemon's knowledge of its machine: the GPU, its memory, and the RAM."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Machine:
     fixed_budget_bytes: int | None = None
 
     def why_not_to_move(self, links: LinkedProcesses, ref: ProcessRef) -> WhyUnmovable | None:
-        """Return why the driver must not move ``ref``, or ``None``. What a library said before its
-        connection was lost counts too."""
+        """Return why the driver must not move ``ref``, or ``None``. What a library reported before
+        its connection was lost counts, too.
+        """
         link = next((link for link in links.everybody() if link.ref == ref), None)
         unowned = link.told.unowned if link is not None else {}
         told = {kind for kind, amount in unowned.items() if amount}

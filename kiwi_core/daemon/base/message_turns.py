@@ -45,7 +45,7 @@ WAIT_MIN_S: Final = 0.005
 """Shortest interval of looks at an empty stock: ten requests at the full rate."""
 
 ACCOUNTS_MAX: Final = 1024
-"""Users without a connection whose stock is remembered until it is full again."""
+"""Most users without a connection whose stock is remembered until it is full again."""
 
 
 class TokenBucket:
@@ -63,7 +63,7 @@ class TokenBucket:
         self._level -= amount
 
     def empty_ns(self, now_ns: int) -> int:
-        """Return how long until it is above zero; 0 if it is."""
+        """Return the time until it is above zero; 0 if it is."""
         if self._level > 0:
             return 0
         self._fill(now_ns)
@@ -94,12 +94,14 @@ class Talker(Protocol):
         ...
 
     def caught_up(self) -> None:
-        """Read from it again: no message is left."""
+        """Read from it again, because no message is left."""
         ...
 
 
 class UserTurns:
-    """A user. ``waiting`` are the connections that share the user's turn, in order."""
+    """The state of one user. ``waiting`` are the connections that share the user's turn, in
+    order.
+    """
 
     __slots__ = ("arrivals", "bucket", "connections", "in_line", "spent_ns", "uid", "waiting")
 

@@ -1,4 +1,4 @@
-"""The process at the other end of a socket, by the kernel's word, and what its user may do."""
+"""The process at the other end of a socket, as the kernel reports it, and what its user may do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UCRED = struct.Struct("3i")
 
 
 class Owner(NamedTuple):
-    """Whose something is: a user of the machine, or of one pod or container (``container``)."""
+    """The owner of a session: a user of the machine, or of one pod or container (``container``)."""
 
     uid: int
     container: str = ""
@@ -33,7 +33,7 @@ class Peer:
     """``SO_PEERCRED``: the process that connected, as it was when it connected (unix(7)).
 
     ``pid`` is 0 if the peer is in a PID namespace that this process cannot see. ``container`` is
-    what ``containers.container_of`` says of the process.
+    the result of ``containers.container_of`` for the process.
     """
 
     pid: int
@@ -105,9 +105,9 @@ class Rights:
 
     A user sees and acts on their own processes. The daemon's owner, root and the members of
     ``admin_group`` are its admins: they change settings, act on everybody's processes, and see
-    everybody's usage by name (docs/security.md), but no names of programs in the status. A uid
-    means this only on the machine itself and in the daemon's own ``container``: in another
-    container it is anybody's, root's included.
+    everybody's usage by name (docs/security.md), but no names of programs in the status. This holds
+    for a uid only on the machine itself and in the daemon's own ``container``: in another container
+    anybody can have any uid, root's included.
     """
 
     daemon_uid: int
@@ -116,7 +116,8 @@ class Rights:
 
     def may_see(self, peer: Peer, owner: Owner) -> bool:
         """Return whether ``peer`` may see what belongs to ``owner`` in the status, with its name.
-        Only root sees that of others; admins see numbers."""
+        Only root sees other users' names; admins see numbers.
+        """
         return _is(peer, owner) or (peer.uid == 0 and self.knows_uid_of(peer))
 
     def may_act(self, peer: Peer, owner: Owner) -> bool:

@@ -21,7 +21,8 @@ FEW_SESSIONS: Final = 128
 
 class Share:
     """How much of one thing each user (``uid``) holds. ``may`` checks, ``take`` and ``give_back``
-    count; what must be held all the same (an earlier daemon's session) is counted too."""
+    count; things that must be held in any case (an earlier daemon's session) are counted, too.
+    """
 
     def __init__(self, limit: PeerLimit, privileged: Collection[int] = ()) -> None:
         self.limit = limit
@@ -39,7 +40,7 @@ class Share:
         return False
 
     def free(self, uid: int, more: int = 1) -> bool:
-        """Like ``may``, but does not count refusals."""
+        """Do the same as ``may``, but do not count refusals."""
         most = self.limit.most
         privileged = uid in self._privileged
         room = None if most is None else most - self.used

@@ -58,7 +58,7 @@ class OneDaemonLock:
                 f"Cannot lock {self._path}: {error.strerror}.",
                 "Remove it, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
             ) from error
-        with contextlib.suppress(OSError):  # on a full disk the file says nothing; it still locks
+        with contextlib.suppress(OSError):  # on a full disk the file is empty; it still locks
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, str(os.getpid()).encode(), 0)
         return True

@@ -100,8 +100,9 @@ class Core:
                 self.observer.after_a_look(member.target, partial(self._reading.discard, session))
 
     def joined(self, member: SessionRecord, priority: Priority | None) -> None:
-        """Add a session. What it has in the GPU already must soon count as its own: until then it
-        counts as held by a program outside Kiwi, which nobody can move."""
+        """Add a session. Its GPU memory must soon count as its own: until then it counts as held by
+        a program outside Kiwi, which nobody can move.
+        """
         self.feed(
             ev.SessionJoined(
                 session=member.id,
@@ -113,25 +114,29 @@ class Core:
         self.after_a_look(member, lambda: None)
 
     def end_burst(self, member: SessionRecord, burst: int) -> None:
-        """End a burst; the scheduler hears of it once the memory that it leaves was read."""
+        """End a burst; the scheduler receives the event once the memory that the session keeps was
+        read.
+        """
 
         ended_ns = time.monotonic_ns()
 
         def ended() -> None:
-            if member.burst == burst:  # asking for the next one has ended it already
+            if member.burst == burst:  # a request for the next burst has ended it already
                 self.feed(ev.BurstEnded(session=member.id, burst=burst, ended_ns=ended_ns))
 
         self.after_a_look(member, ended)
 
     def after_a_look(self, member: SessionRecord, go_on: Callable[[], None]) -> None:
-        """Read the memory of ``member``, then call ``go_on``; at once if somebody waits."""
+        """Read the memory of ``member``, then call ``go_on``; do it at once if somebody waits."""
         self.observer.after_a_look(member.target, go_on)
         if self.scheduler.waiting:
             self.observer.hurry()
 
     def release(self, member: SessionRecord, answer: Callable[[CallerError | None], None]) -> None:
         """Release the memory of ``member`` after a look, so never before a burst's end that came
-        earlier. ``answer`` gets why nothing is moved, or ``None`` when the move is under way."""
+        earlier. ``answer`` gets the reason why nothing is moved, or ``None`` when the move is under
+        way.
+        """
 
         def feed() -> None:
             if not self.scheduler.may_release(member.id):
@@ -143,7 +148,7 @@ class Core:
         self.observer.after_a_look(member.target, feed)
 
     def wind_down(self) -> None:
-        """Begin nothing new from now on; running operations still report."""
+        """Begin nothing new; running operations still report."""
         self._winding_down = True
         if self._timer is not None:
             self._timer.cancel()

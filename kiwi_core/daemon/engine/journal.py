@@ -58,8 +58,8 @@ class Journal:
     def after(self, step: Step) -> None:
         self.record(step.now_ns, step.event, step.actions)
         if not self._flush_due:
-            # After the grant has left, and the next request of a quick loop of them: the client
-            # that waits must not wait for the journal.
+            # Write after the grant has left, and after the next request of a client that loops
+            # quickly: a waiting client must not wait for the journal.
             self._flush_due = True
             asyncio.get_running_loop().call_later(DELAY_S, self._flush_due_now)
 

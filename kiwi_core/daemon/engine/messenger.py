@@ -1,4 +1,4 @@
-"""Tell clients the orders of the scheduler that concern them: grants and notices."""
+"""Send the scheduler's orders that concern clients to them: grants and notices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Messenger:
     _core: Core
     _registry: SessionRegistry
     _end_after_s: float = 0.0
-    """How long before its end the user of a session is told."""
+    """How long before its end the user of a session gets the notice."""
 
     def after(self, step: Step) -> None:
         for action in step.actions:

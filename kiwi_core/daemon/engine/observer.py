@@ -34,8 +34,9 @@ QUIET_INTERVAL_S = 5.0
 """Interval of looks at all sessions: programs outside Kiwi come and go, idle ones hardly change."""
 
 LOOSE_INTERVAL_S = 0.1
-"""Interval of looks at a process that shall wait but cannot be held yet. Before the process can
-allocate, the driver has to make its context, which takes about as long."""
+"""Interval of looks at a process that must wait but cannot be held yet. Before the process can
+allocate, the driver has to make its context, which takes about as long.
+"""
 
 HANGS_AFTER_S = 10.0
 """A look takes milliseconds; after this time it counts as hanging."""
@@ -122,7 +123,7 @@ class Observer:
         self._wanted.set()
 
     def somebody_runs(self) -> None:
-        """Look soon after a grant, once the session has had time to allocate."""
+        """Look soon after a grant, when the session has had time to allocate."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
             self._soon = loop.call_later(self._interval_s, self._now)
@@ -140,7 +141,7 @@ class Observer:
             self._gathering = loop.call_later(GATHER_S, self.hurry)
 
     def hurry(self) -> None:
-        """Look now: somebody waits for what follows the delayed looks."""
+        """Look now, because somebody waits for an event that follows the delayed looks."""
         if self._gathering is None:
             return
         self._gathering.cancel()
@@ -162,7 +163,7 @@ class Observer:
         while True:
             self._wanted.clear()
             targets = {target.session: target for target in self._runners()}
-            # A session may wait for what a program outside Kiwi holds, or holds no longer.
+            # A session may wait for memory that a program outside Kiwi holds, or holds no longer.
             often = bool(targets) or self._somebody_waits()
             interval_s = self._interval_s if often else QUIET_INTERVAL_S
             if only_recorded := self._only_recorded():
@@ -280,8 +281,9 @@ def _nowhere(one: Observation) -> bool:
 
 
 def where_it_is(target: Target, seen: Observation) -> ev.SessionJoined:
-    """Return where the driver and the libraries of a session say that its memory is. A session that
-    is out certainly needs some memory, even if nobody knows how much."""
+    """Return where the driver and the libraries of a session report its memory. A session that is
+    paged out certainly needs some memory, even if the amount is not known.
+    """
     out = seen.residency is Residency.PAGED_OUT
     return ev.SessionJoined(
         session=target.session,

@@ -1,4 +1,4 @@
-"""Perform the scheduler's operations, each as a task of its own, and watch their deadlines.
+"""Perform the scheduler's operations, each as a separate task, and watch their deadlines.
 
 A driver call may hang for ever, and so may an operation: that costs a task, never the loop. A late
 operation is first reported as overdue; its outcome counts whenever it comes.
@@ -119,7 +119,7 @@ class OperationRunner:
         try:
             event = await self._outcome(action, target)
         except Exception as error:
-            # A fault of ours must not leave the scheduler waiting for ever.
+            # An error in Kiwi must not leave the scheduler waiting for ever.
             log.exception("operation raised", op=action.op, session=action.session)
             refused = Refused(Reason.DRIVER, f"{type(error).__name__}: {error}")
             event = outcome_event(action, refused)

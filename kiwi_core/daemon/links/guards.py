@@ -39,8 +39,9 @@ class Guards:
         self._feed = feed
 
     def told(self, member: SessionRecord, ungated: str) -> None:
-        """Record why the client's own process has no gate, as it says; "": it has one, or does not
-        know."""
+        """Record why the client's own process has no gate, as the client reports; "": it has one,
+        or does not know.
+        """
         member.ungated = ungated
         self._report_guard(member)
 

@@ -85,7 +85,7 @@ class HostBudget:
 
 
 def holder(link: LinkedProcess) -> Holder:
-    """Return what the process of ``link`` holds, by its own word as far as it is believed."""
+    """Return what the process of ``link`` holds, by its own report, as far as that is credible."""
     told = link.told
     held_bytes = max(told.arena_bytes, told.paged_out_bytes)
     if isinstance(link, Link) and link.doubted:

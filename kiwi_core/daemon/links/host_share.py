@@ -1,8 +1,8 @@
 """Divide the host budget among the preloaded libraries: what each may hold in reserve, and who
 gives back first when a page-out needs the memory. Pure functions.
 
-Paged-out memory must be somewhere. Everything else that libraries hold in system RAM is only for
-speed: memory pinned in advance. They keep it as long as nobody needs it.
+Paged-out memory needs RAM. Everything else that libraries hold in system RAM is only for speed:
+memory pinned in advance. They keep it as long as nobody needs it.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def _rounded_up(size_bytes: int) -> int:
 
 
 def who_gives_back(lacking_bytes: int, holders: Sequence[Holder]) -> list[int]:
-    """Return the indices in ``holders`` of those that give back all that is only for speed, until
-    it suffices. The largest come first, so that few have to start anew."""
+    """Return the indices in ``holders`` of those that give back all RAM that is only for speed,
+    until it suffices. The largest come first, so that few have to start again.
+    """
     found: list[int] = []
     by_size = sorted(range(len(holders)), key=lambda i: -holders[i].reclaimable_bytes)
     for i in by_size:

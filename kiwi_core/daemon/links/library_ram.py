@@ -1,7 +1,7 @@
 """The limits on the system RAM that the preloaded libraries hold in reserve.
 
-The libraries tell what they hold, and ``host_share`` divides the budget. A page-out that finds too
-little RAM waits, briefly, until others have given back what they hold only for speed.
+The libraries report what they hold, and ``host_share`` divides the budget. A page-out that finds
+too little RAM waits, briefly, until others have given back what they hold only for speed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RamClaim:
     left_then_bytes: int | None = None
 
     def due_bytes(self, left_bytes: int) -> int:
-        """Return what it has still to take, estimated from what is left now."""
+        """Return the bytes that it has still to take, estimated from what is left now."""
         if self.left_then_bytes is None:
             return self.more_bytes
         return max(0, self.more_bytes - max(0, self.left_then_bytes - left_bytes))
@@ -98,7 +98,7 @@ class LibraryRam:
             self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0)))
 
     def _tell(self, link: Link, limits: PagerLimits) -> None:
-        """Send ``limits`` to a link that has told its state, unless it has them already."""
+        """Send ``limits`` to a link that has reported its state, unless it has them already."""
         connection = link.connection
         if connection is None or not link.greeted or self._told.get(link) == (connection, limits):
             return

@@ -1,7 +1,7 @@
-"""What the preloaded library says and is told, in the words of the rest of the daemon.
+"""Translate the messages of the preloaded library to and from the words of the daemon.
 
-The library's words are on the wire (``kiwi_core/wire/pager.py``) and in its C sources. This is the
-only place that translates them.
+The library's words are on the wire (``kiwi_core/wire/pager.py``) and in its C sources. Only this
+module translates them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESIDENCY: Final[Mapping[LibraryState, Residency]] = {
     "held": Residency.SUSPENDED,
     "out": Residency.PAGED_OUT,
 }
-"""Where the memory is that a library owns, by what it says."""
+"""Where the memory is that a library owns, by the library's word for it."""
 
 ACTION: Final[Mapping[Step, PagerAction]] = {
     "suspend": PagerAction.HOLD,
@@ -31,7 +31,7 @@ ACTION: Final[Mapping[Step, PagerAction]] = {
     "page-in": PagerAction.PAGE_IN,
     "yield": PagerAction.YIELD,
 }
-"""What a library is told to do."""
+"""The library's word for each order."""
 
 AFTER: Final[Mapping[PagerAction, Residency]] = {
     PagerAction.HOLD: Residency.SUSPENDED,
@@ -39,4 +39,6 @@ AFTER: Final[Mapping[PagerAction, Residency]] = {
     PagerAction.PAGE_OUT: Residency.PAGED_OUT,
     PagerAction.PAGE_IN: Residency.RESIDENT,
 }
-"""Where the memory is after a library has done it. It stays where it is after ``yield``."""
+"""Where the memory is after a library has carried out an order. It stays where it is after
+``yield``.
+"""

@@ -133,11 +133,11 @@ class Link:
 
     @property
     def doubted(self) -> bool:
-        """True if memory that it says to hold only for speed does not count as available."""
+        """True if memory that it reports as held only for speed does not count as available."""
         return time.monotonic() < self.doubted_until_s
 
     def doubt(self) -> None:
-        """Record that it was asked to give back memory, and did not."""
+        """Record that it was asked to give back memory, and has not."""
         self.doubted_until_s = time.monotonic() + self.next_doubt_s
         self.next_doubt_s = min(DOUBT_MAX_S, 2 * self.next_doubt_s)
 
@@ -172,8 +172,9 @@ class Link:
             self._resolve(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
 
     def says(self, told: LibraryReport) -> None:
-        """Take its state. The first report on a connection also tells the outcome of an operation
-        whose answer was lost with the last connection."""
+        """Take its state. The first report on a connection also contains the outcome of an
+        operation whose answer was lost with the last connection.
+        """
         if self.told.residency is not Residency.LOST:  # nothing brings that back
             self.told = self._as_far_as_known(told)
         if self.greeted:
@@ -215,8 +216,9 @@ class Link:
 
     def forget_if_replaced(self) -> bool:
         """Return whether the process has replaced its program (``exec``) and the new one has not
-        connected. Forget then what the old one told: that has ended, and its memory and gate with
-        it."""
+        connected. Then forget the reports of the old program, which has ended, and its memory and
+        gate with it.
+        """
         return not self.connected and self._forget_old_program()
 
     def _forget_old_program(self) -> bool:
@@ -319,8 +321,9 @@ def _grace_s(call: PagerCall) -> float:
 
 
 def _elapsed_ns(call: PagerCall, answer: PagerDone) -> int:
-    """Return how long it says that it took, but at most the time since the order, and at least that
-    of the fastest bus. Everybody's turns are measured against what a move takes."""
+    """Return the time that it reports, but at most the time since the order, and at least that of
+    the fastest bus. Everybody's turns are measured against what a move takes.
+    """
     fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
     since_ns = time.monotonic_ns() - call.sent_ns
     return max(fastest_ns, min(answer.elapsed_ns, since_ns))

@@ -1,8 +1,8 @@
 """The processes that have Kiwi's library preloaded, and the session that each belongs to.
 
 A link belongs to the nearest session among its process and the ancestors of that. A process without
-such a session becomes one; if an ancestor becomes a session later, that takes the link over. What a
-link told last stays known when its connection is lost, until the process ends.
+such a session becomes one; if an ancestor becomes a session later, that takes the link over. The
+last report of a link stays known when its connection is lost, until the process ends.
 """
 
 from __future__ import annotations
@@ -159,8 +159,9 @@ class Links:
         return None
 
     def hello(self, ref: ProcessRef, uid: int, name: str) -> Link:
-        """Like ``take``, for a program that connects itself. Raises ``PeerError``: "gone", or
-        "too-many-sessions" if its user has too many."""
+        """Do the same as ``take``, for a program that connects itself. Raises ``PeerError``:
+        "gone", or "too-many-sessions" if its user has too many.
+        """
         if ref not in self._by_ref and not self._share.may(uid):
             raise PeerError(
                 "too-many-sessions",
@@ -194,8 +195,9 @@ class Links:
             self._by_session[session] = (*self.of(session), link)
 
     def told(self, link: Link, state: PagerState) -> None:
-        """Take its report, within what can be true: no more GPU memory than the GPU has, and no
-        more system RAM than the kernel counts for the process."""
+        """Take its report, within what is possible: no more GPU memory than the GPU has, and no
+        more system RAM than the kernel counts for the process.
+        """
         said_bytes = max(state.arena_bytes, state.paged_out_bytes)
         link.host_bytes = _held_bytes(link) if said_bytes else 0
         link.says(
@@ -270,7 +272,7 @@ class Links:
         if self._by_ref.pop(link.ref, None) is not None:
             self._share.give_back(link.uid)
         link.died()
-        self._on_death(link)  # while its session is known: what it waited for is withdrawn
+        self._on_death(link)  # while its session is known: its requests are withdrawn
         self.assign(link, None)
 
 

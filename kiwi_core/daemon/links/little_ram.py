@@ -1,7 +1,8 @@
-"""Tell a session early that the RAM of its job or container cannot take its GPU memory.
+"""Tell a session's user early that the RAM of its job or container cannot take its GPU memory.
 
 Such a session cannot be paged out: others wait for it until it frees GPU memory or ends. Its user
-hears so in the first cell in which it happens, while the job is young, with the number to ask for.
+gets the notice in the first cell in which this happens, while the job is young, with the amount of
+RAM to ask for.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ small steps costs a few reads, not one at each look."""
 
 @dataclass(eq=False, repr=False)
 class LittleRam:
-    """Takes observations. A session is told once; ``root`` is as in ``kiwi_core.gpu.host``, and
-    ``end_after_s`` as in ``user_texts.little_ram``."""
+    """Takes observations. A session gets one notice; ``root`` is as in ``kiwi_core.gpu.host``, and
+    ``end_after_s`` as in ``user_texts.little_ram``.
+    """
 
     _member: Callable[[SessionId], SessionRecord | None]
     _links: Callable[[SessionId], Iterable[LinkedProcess]]

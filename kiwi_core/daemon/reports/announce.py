@@ -1,4 +1,4 @@
-"""Tell waiters their position and watchers what changed, but not too often.
+"""Send waiters their position and watchers the changes, but not too often.
 
 Changes are collected for a moment. The more a round costs, the longer the pause after it, so that
 rounds take only a small share of the loop. While somebody waits, there is a round every second.

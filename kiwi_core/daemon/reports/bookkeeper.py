@@ -1,6 +1,6 @@
 """Keep the accounts of one GPU: take the sums from the scheduler and put them into the ledger.
 
-Each time only what has been added since the last time is taken, so nothing counts twice, however
+Each time, only the amounts since the last time are taken, so that nothing counts twice, however
 often a daemon restarts. A daemon that is killed loses the last ``SAVE_EVERY_S`` at most.
 """
 
@@ -129,7 +129,9 @@ class Bookkeeper:
             self._writing = asyncio.ensure_future(self._put(batch))
 
     async def _put(self, batch: dict[UsageBucket, Account]) -> None:
-        """Write ``batch``. Never cancelled: nobody could tell then whether it was written."""
+        """Write ``batch``. Never cancelled, because nobody could know then whether it was
+        written.
+        """
         try:
             await asyncio.to_thread(self._ledger.add, batch, self.wall_s())
             self.failing = False

@@ -154,7 +154,7 @@ class Ledger:
         try:
             return self._attempt(work)
         except sqlite3.OperationalError:
-            raise  # the disk, or somebody else's lock: the file itself may be good
+            raise  # the disk, or another program's lock: the file itself may be good
         except (sqlite3.DatabaseError, _ForeignError) as error:
             log.error("usage is damaged: put aside, begun anew", why=str(error))
             self._put_aside()

@@ -91,7 +91,7 @@ class UsageReporter:
             began_s, rows = await asyncio.wait_for(
                 asyncio.to_thread(self._read, reader, message), READ_WITHIN_S
             )
-        except Exception as error:  # whatever lies in that file must not harm the daemon
+        except Exception as error:  # a fault of that file must not harm the daemon
             log.error("usage not read", why=str(error) or type(error).__name__)
             raise CallerError(
                 "no-usage",

@@ -72,11 +72,11 @@ class SessionRecord:
     in_driver: bool = False
     """True if the driver knew a process of the session at the last look."""
     guarded: bool = True
-    """What the scheduler was told last, derived from the three fields above."""
+    """The value that the scheduler got last, derived from the three fields above."""
     stopped: str = ""
-    """Why a process of it does not run, as the scheduler was told last; "": all run."""
+    """Why a process of it does not run, as the scheduler got it last; "": all run."""
     kept_out: str = ""
-    """Who keeps it out of the GPU, as the scheduler was told last; "": nobody."""
+    """Who keeps it out of the GPU, as the scheduler got it last; "": nobody."""
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -90,7 +90,7 @@ class SessionRecord:
 
     @property
     def owner(self) -> str:
-        """Whom its turns count for."""
+        """The owner for whom its turns count."""
         return f"{self.uid} {self.container}".strip()
 
     @property
@@ -127,7 +127,7 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class Known:
-    """Whose a session is that is there or has left: its user, container, name and batch job."""
+    """The owner of a session that is there or has left: its user, container, name and batch job."""
 
     uid: int
     name: str
@@ -155,7 +155,7 @@ class SessionRegistry:
         self._by_id: dict[SessionId, SessionRecord] = {}
         self._by_ref: dict[ProcessRef, SessionRecord] = {}
         self._refs: frozenset[ProcessRef] | None = None
-        """The keys of ``_by_ref``, made when they are asked for after a change."""
+        """The keys of ``_by_ref``, made at the first use after a change."""
         self._on_death = on_death
         self._departed: dict[SessionId, Known] = {}
         self._look_through_at = DEPARTED_MIN
@@ -176,7 +176,9 @@ class SessionRegistry:
         return self._by_id.get(SessionId(session))
 
     def known(self, session: str) -> Known | None:
-        """Return whose ``session`` is or, while the history mentions it, was."""
+        """Return the owner of ``session``, also of one that has left while the history mentions
+        it.
+        """
         member = self._by_id.get(SessionId(session))
         if member is None:
             return self._departed.get(SessionId(session))

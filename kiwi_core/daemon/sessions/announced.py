@@ -34,9 +34,9 @@ class Announced:
     _scheduler: Scheduler
     _share: Share
     _sessions: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
-    """By user and key: since when it is expected, and until when."""
+    """When each session was announced and until when it is expected, by user and key."""
     _told: tuple[int, tuple[int, int], float | None] | None = None
-    """The newcomer's wait: when it was computed, from what, seconds."""
+    """The newcomer's wait: when it was computed, from which state, seconds."""
 
     def expect(self, uid: int, key: str, for_s: float) -> None:
         """Raise ``CallerError``: "bad-setting" for a wrong time or key, "busy" where the user
@@ -60,7 +60,7 @@ class Announced:
         self._sessions[uid, key] = now_ns, now_ns + seconds_to_ns(for_s)
 
     def joined(self, uid: int, key: str) -> None:
-        """Stop expecting a session: it has joined, or will not come."""
+        """Stop expecting a session, which has joined or will not come."""
         if self._sessions.pop((uid, key), None) is not None:
             self._share.give_back(uid)
 
@@ -69,7 +69,7 @@ class Announced:
         return len(self._sessions)
 
     def newcomer_wait_s(self) -> float | None:
-        """Return the wait of a newcomer, after those who are expected to ask at once."""
+        """Return the wait of a newcomer that comes after the sessions expected to ask at once."""
         self._lapse()
         now_ns = time.monotonic_ns()
         soon = sum(since_ns > now_ns - SOON_NS for since_ns, _ in self._sessions.values())

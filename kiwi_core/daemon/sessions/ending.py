@@ -1,9 +1,9 @@
 """End the program of a session, as the scheduler orders (``EndSession``).
 
-Its user is told first. Then all processes of the session get SIGTERM, and after a while SIGKILL.
-SIGCONT follows SIGTERM: a program that Ctrl-Z or Slurm has stopped handles no signal before it goes
-on. A kernel that Jupyter starts in the place of one that was ended is told why. The signals go
-through descriptors of the processes: a pid may belong to another process by then.
+Its user gets a notice first. Then all processes of the session get SIGTERM, and after a while
+SIGKILL. SIGCONT follows SIGTERM: a program that Ctrl-Z or Slurm has stopped handles no signal
+before it goes on. A kernel that Jupyter starts in place of an ended one gets the reason. The
+signals go through descriptors of the processes: a pid may belong to another process by then.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ GRACE_S: Final = 10.0
 """Time between SIGTERM and SIGKILL: a program may save its work."""
 
 REMEMBERED_MAX: Final = 256
-"""Ended kernels whose successors are told; Jupyter starts one within seconds."""
+"""Most ended kernels that are remembered for their successors; Jupyter starts a successor within
+seconds.
+"""
 
 
 class _Ended(NamedTuple):
@@ -62,7 +64,7 @@ class Ending:
     _core: Core
     _registry: SessionRegistry
     _ended: OrderedDict[str, _Ended] = field(default_factory=OrderedDict)
-    """What was ended, by Jupyter's id of the kernel."""
+    """The ended sessions, by Jupyter's id of the kernel."""
     closed: bool = False
     """True when the daemon leaves: it ends nothing any more."""
 
@@ -127,7 +129,7 @@ class Ending:
 
 
 def _kill(signalled: list[tuple[ProcessRef, int]]) -> None:
-    """End what SIGTERM has not ended."""
+    """Kill the processes that SIGTERM has not ended."""
     for ref, descriptor in signalled:
         with suppress(OSError):
             if processes.alive(ref):

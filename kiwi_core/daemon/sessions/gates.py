@@ -271,8 +271,9 @@ class Gates:
             self._answer(link, asked.request, granted=False, detail=NO_SESSION)
 
     def moved_over(self, link: Link) -> None:
-        """Request the room anew for the session that it belongs to now. Soon, since this may be in
-        the middle of an event."""
+        """Request the room again for the session that it belongs to now. Soon, and not at once,
+        since this may be in the middle of an event.
+        """
         if self._asked_by(link):
             asyncio.get_running_loop().call_soon(self._ask_anew, link)
 

@@ -51,7 +51,8 @@ class LinkHandler:
 
     def hello(self, connection: Connection, hello: Hello) -> SessionRecord | None:
         """Return the session that the process belongs to: an ancestor's or its own, a new one if
-        need be; ``None``: it has left Kiwi."""
+        need be. Return ``None`` if that session has left Kiwi.
+        """
         ref = process_of(connection.peer)
         link = self._links.hello(ref, connection.peer.uid, hello.name)
         if link.uid != connection.peer.uid:
@@ -186,8 +187,9 @@ class LinkHandler:
             self._links.assign(link, member.id)
 
     def _believe(self, link: Link) -> None:
-        """Feed what it says and the scheduler does not know: the outcome of an operation that was
-        given up, or that an earlier daemon began."""
+        """Feed what it reports and the scheduler does not know: the outcome of an operation that
+        was given up, or that an earlier daemon began.
+        """
         member = self._registry.get(link.session) if link.session else None
         if member is None or link.call is not None or member.id in self._core.operations.sessions:
             return

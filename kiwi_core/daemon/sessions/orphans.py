@@ -48,7 +48,7 @@ class Orphans:
 
     @property
     def at_work(self) -> bool:
-        """Return whether processes of ended sessions are still being let go."""
+        """Return whether processes of ended sessions are still being released."""
         return bool(self._tasks)
 
     def bring_back(self, target: Target, *, was_leaving: bool) -> None:

@@ -116,7 +116,8 @@ class SessionHandler:
     def _give_up_waiting(self, connection: Connection, message: m.Withdraw) -> None:
         member = self._speaker(connection)
         self.places.withdraw(member, message.burst)
-        if member.client_burst == message.burst:  # else it may be the daemon's own: see _end_burst
+        # otherwise it may be the daemon's own: see _end_burst
+        if member.client_burst == message.burst:
             self._withdraw(member)
         connection.send(m.Withdrawn(burst=message.burst))
 
@@ -141,7 +142,7 @@ class SessionHandler:
         return member
 
     def disconnected(self, connection: Connection, *, closing: bool) -> None:
-        """``closing``: the daemon is leaving."""
+        """Handle the end of a connection. ``closing``: the daemon is leaving."""
         member = self._session_of.pop(connection, None)
         if member is None or member.connection is not connection:
             return
@@ -209,7 +210,7 @@ class SessionHandler:
         if hello.in_burst and not in_burst:
             self.places.request(member, hello.burst, runs=True)
         elif in_burst and not hello.in_burst and member.client_burst <= hello.burst:
-            # It ended while there was no connection.
+            # The burst ended while there was no connection.
             self._end(member)
 
     def _request_lease(self, member: SessionRecord, client_burst: int) -> None:
@@ -239,8 +240,7 @@ class SessionHandler:
             member.connection.close()
 
     def is_leaving(self, member: SessionRecord) -> bool:
-        """Return whether ``member`` was told to leave, or said goodbye, and waits for its
-        memory."""
+        """Return whether ``member`` was dismissed, or said goodbye, and waits for its memory."""
         return member in self._leaving
 
     def after(self, _step: Step) -> None:

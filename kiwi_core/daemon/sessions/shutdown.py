@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEAVE_WITHIN_S = 60.0
-"""Longest time that a daemon that was told to end takes to page everybody in, in addition to the
-time that the slowest believable driver needs for the bytes."""
+"""Longest time that a stopping daemon takes to page everybody in, in addition to the time that the
+slowest believable driver needs for the bytes.
+"""
 
 FINISH_WITHIN_S = 5.0
-"""Time for moves that run when a daemon is told to end, before other sessions follow."""
+"""Time for running moves when a daemon is stopped, before other sessions follow."""
 
 LOOK_EVERY_S = 0.05
 """Interval of looks while waiting for operations to end."""

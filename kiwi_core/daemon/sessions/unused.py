@@ -28,7 +28,7 @@ LOOK_EVERY_S: Final = 1.0
 
 @dataclass(eq=False, repr=False)
 class Unused:
-    """``after_s``: 0 means that the daemon never counts as unused. ``tell`` gets each new word.
+    """``after_s``: 0 means that the daemon never counts as unused. ``tell`` gets each change.
 
     Each connection restarts the time. So the daemon stays for at least ``after_s`` after a client
     has connected.

@@ -41,8 +41,9 @@ ones were longer than it has been already."""
 @dataclass(frozen=True)
 class Futures:
     waits_ns: dict[SessionId, list[int]]
-    """The waits until the lease (of a session that leaves, until its memory is back), one for each
-    future. Of the first waiters, those without an entry wait for something else than their turn."""
+    """The waits until the lease (or, for a session that leaves, until its memory is back), one for
+    each future. One of the first waiters that has no entry waits for something other than its turn.
+    """
     unlucky_ns: dict[SessionId, int]
     """The waits if all bursts are rather long; empty if only one future was simulated."""
     has_tail: bool

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def begins_ns(st: State) -> dict[SessionId, int]:
     """Return when the turn of each waiter begins, in the policy's order, counted from the end of
-    the present turn. Waiters that wait for something else than their turn have no entry."""
+    the present turn. Waiters that wait for something other than their turn have no entry.
+    """
     swaps = st.active_need_bytes + st.margin_bytes > st.capacity_bytes
     at_ns = 0
     begins: dict[SessionId, int] = {}

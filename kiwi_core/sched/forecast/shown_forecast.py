@@ -11,9 +11,9 @@ all earlier waits of this kind.
 
 *Calibrated.* When a wait ends, the forecast records the factor by which it fell outside its
 simulated futures. New futures are multiplied by the factors of the last hundred waits of their
-kind. A wait in progress is not compared with earlier waits that were foretold too long and were
-shorter than it is by now: what made those short (a holder that was idle, or soon finished) has not
-happened to it.
+kind. A wait in progress is not compared with earlier waits that had too long a forecast and were
+shorter than it is by now: the reason that made those short (a holder that was idle, or soon
+finished) has not occurred in it.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class Forecast:
                 continue
             del self._promises[id_]
             if promise.kind.awaits_end:
-                continue  # its user decides when that comes: it says nothing about turns
+                continue  # its user decides when that comes, so it says nothing about turns
             session = st.sessions.get(id_)
             if session is not None and session.granted_ns >= promise.began_ns:
                 self._learn(promise, session.granted_ns - promise.began_ns)
@@ -359,7 +359,7 @@ def _kind(st: State, waiter: Session) -> Kind:
 
 
 def _in_vain(st: State, waiter: Session) -> bool:
-    """Return whether ``waiter`` waits for something of which nobody can tell when it comes."""
+    """Return whether ``waiter`` waits for something whose time nobody knows."""
     return waiter.blocked is not None and waiter.id not in st.awaiting_end
 
 

@@ -47,7 +47,7 @@ NEWCOMERS_MAX: Final = 16
 nobody needs to know how much longer it takes."""
 
 _NEWCOMERS: Final = tuple(SessionId(f"newcomer {n}") for n in range(NEWCOMERS_MAX))
-"""No real session is called so: the daemon's ids have no spaces."""
+"""No real session has these names: the daemon's ids have no spaces."""
 
 _MOVES: Final = (Doing.PAGING_OUT, Doing.PAGING_IN)
 _HANDLERS: Final = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
@@ -99,9 +99,10 @@ class SimulatedFuture:
         return self._play(set(self._st.queue), grants_max, steps_max)
 
     def newcomer_wait_ns(self, before: int) -> int | None:
-        """Return the wait of a session of which nothing is known, if it asked now, after ``before``
-        others like it. Where that takes more than ``STEPS_MAX`` events, the turns that are left
-        are added up. ``None``: nobody can tell."""
+        """Return the wait of a session of unknown needs, if it asked now, after ``before`` others
+        like it. If that takes more than ``STEPS_MAX`` events, the turns that are left are added up.
+        ``None``: the wait is not known.
+        """
         newcomer, granted = _NEWCOMERS[before], False
         for one in _NEWCOMERS[: before + 1]:
             self._lengths_ns[one] = NEVER_NS
@@ -211,7 +212,7 @@ class SimulatedFuture:
         return done
 
     def _try_no_more(self) -> None:
-        """Try no more, except before the end, what was refused just now."""
+        """Do not try again, except before the end, an operation that was refused just now."""
         for session in self._st.cramped.values():
             if session.cramped_ns == self._now_ns:
                 session.try_not_before(NEVER_NS)

@@ -13,8 +13,9 @@ class Cramped:
 
     cramped_ns: int = -1
     """When a page-out was last refused because its own job or container has too little RAM; -1: not
-    in this burst or since it, or a later page-out told otherwise. It is not -1 exactly while the
-    session is in ``State.cramped``."""
+    in this burst or since it, or a later page-out has shown the opposite. It is not -1 exactly
+    while the session is in ``State.cramped``.
+    """
     ends_ns: int | None = None
     """When it is ended (``rules.ending``) unless things change; ``None``: not at all."""
     ended: bool = False

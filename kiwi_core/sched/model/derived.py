@@ -1,7 +1,7 @@
 """What follows from the sessions: sums over them, and places that they are looked up in.
 
-Only ``refresh`` changes these, and only ``audit.check`` recomputes them from scratch. Rules tell a
-session what happened, then call ``refresh``.
+Only ``refresh`` changes these, and only ``audit.check`` recomputes them from scratch. Rules record
+on a session what happened, then call ``refresh``.
 """
 
 from __future__ import annotations

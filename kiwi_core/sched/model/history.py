@@ -1,6 +1,6 @@
 """What happened on one GPU: the happenings of the present event, and the recent history.
 
-The rules tell a session what it does (``turn_goes_on``, ``move_ended``); each fact is written down
+The rules record on a session what it does (``turn_goes_on``, ``move_ended``); each fact is recorded
 once, as a happening. Two folds over the happenings are kept here, because the scheduler itself
 shows them: the history, and the sums of each session.
 """
@@ -37,7 +37,7 @@ class History:
 
     def __init__(self, entries_max: int, kept_ns: int) -> None:
         self.happenings: list[Happening] = []
-        """What has happened in the event being handled, in order."""
+        """What has happened in the present event, in order."""
         self.serial = 0
         """The serial of the newest change; the first one is 1. A stretch and a move each make a
         change when they begin, which is also their id, and one when they end."""
@@ -63,7 +63,7 @@ class History:
         return tuple(sorted(changed, key=_serial))
 
     def sessions(self) -> frozenset[SessionId]:
-        """Return the ids of all sessions of which something is kept that has ended."""
+        """Return the ids of all sessions that have ended entries here."""
         return frozenset(ended.session for ended in self.ended)
 
     def _ended_after(self, serial: int) -> Iterator[StretchEnded | MoveEnded]:

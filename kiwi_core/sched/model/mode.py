@@ -9,7 +9,7 @@ from kiwi_core.states import AntiThrash
 
 @dataclass(eq=False, kw_only=True)
 class Mode:
-    """The part of ``State`` that tells the mode. Only this module writes its fields."""
+    """The part of ``State`` about the mode. Only this module writes its fields."""
 
     __slots__ = tuple[str, ...]()  # ``State`` has the slots
 

@@ -54,7 +54,7 @@ def _small_bytes(total_bytes: int) -> int:
 
 @dataclass(eq=False)
 class Needs:
-    """The part of ``Session`` about what its bursts took. Only this module writes its fields."""
+    """The part of ``Session`` about the needs of its bursts. Only this module writes its fields."""
 
     __slots__ = tuple[str, ...]()  # ``Session`` has the slots
 

@@ -94,8 +94,9 @@ class PolicyContext(Protocol):
 
 
 class Policy:
-    """Base of all policies. Each scheduler has its own object; a change of policy makes a new
-    one."""
+    """Base of all policies. Each scheduler has its own object; a change of policy creates a new
+    one.
+    """
 
     name: ClassVar[str]
     """The name that ``--policy`` takes."""

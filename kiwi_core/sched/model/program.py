@@ -1,4 +1,4 @@
-"""What is known of the program of a session: its gate, its process, and its use of the GPU."""
+"""Facts about the program of a session: its gate, its process, and its use of the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the GPU and of the machine's RAM, by the last readings."""
+"""Facts about the GPU and the machine's RAM, by the last readings."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
     """The record of one session. Each of its parts, the base classes, is in a module of its own,
-    which alone writes the fields of the part. A rule tells the part what happened
+    which alone writes the fields of the part. A rule calls a method of the part
     (``session.came_in(...)``) and reads the fields freely.
 
     The parts are base classes rather than attributes because rules read some hundred fields per
@@ -68,17 +68,19 @@ class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
         return now_ns - self.granted_ns if holds else 0
 
     def may_not_come_yet(self, now_ns: int) -> bool:
-        """Return whether an attempt to bring it in or to let it go was refused so lately that none
-        is made now. A refused page-out does not keep a suspended session from going on: it is tried
-        again and again while others wait, and meanwhile nobody would run."""
+        """Return whether an attempt to bring it in or to release it was refused so recently that
+        none is made now. A refused page-out does not keep a suspended session from going on: it is
+        tried again and again while others wait, and meanwhile nobody would run.
+        """
         if self.residency is RESIDENT or self.backoff_until_ns <= now_ns:
             return False
         return self.residency is not SUSPENDED or self.problem is not Notice.PAGE_OUT_REFUSED
 
     @property
     def only_recorded(self) -> bool:
-        """Whether it is suspended or out in the scheduler's records only: it had no GPU memory, so
-        the driver could not lock it."""
+        """Return whether only the scheduler's records have it as suspended or out: it had no GPU
+        memory, so the driver could not lock it.
+        """
         return self.residency in NOT_FREE and not self.footprint_bytes and self.op is None
 
     @property

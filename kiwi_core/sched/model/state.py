@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class State(Derived):
-    """All that the scheduler of one GPU knows. The scheduler makes it, and a forecast copies it.
+    """Everything that the scheduler of one GPU knows. The scheduler creates it, and a forecast
+    copies it.
 
     As with ``Session``, each of its parts, the base classes, is in a module of its own, which alone
     writes the fields of the part.

@@ -1,4 +1,4 @@
-"""What a session wants: it rests, waits for its turn, or runs; and the times of its turns."""
+"""What a session wants (nothing, its turn, or to go on running), and the times of its turns."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Turn:
         self.hinted_ns = None
 
     def asks_to_leave(self, now_ns: int) -> None:
-        """Wait without a burst, for its memory to be paged in."""
+        """Wait without a burst until its memory is paged in."""
         self.want = QUEUED
         self.queued_ns = now_ns
 
@@ -103,7 +103,7 @@ class Turn:
         self.blocked, self.blocked_detail = None, ""
 
     def runs_on(self) -> None:
-        """Hold the lease as before: it could not be stopped."""
+        """Hold the lease as before, because it could not be stopped."""
         self.want = RUNNING
         self.mid_burst = False
         self.unblock()
@@ -115,13 +115,13 @@ class Turn:
         self.queued_ns = now_ns
 
     def held_for(self, had_ns: int) -> None:
-        """Count a quantum that is over, however it ended."""
+        """Count a quantum that is over, in whatever way it ended."""
         self.attained_ns += had_ns
 
     # --- at rest --------------------------------------------------------------------------------
 
     def rests(self, now_ns: int) -> None:
-        """Want nothing from now on."""
+        """Want nothing."""
         if self.want is not NOTHING:
             self.rested_ns = now_ns
         self.want = NOTHING

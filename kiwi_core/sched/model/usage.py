@@ -1,7 +1,7 @@
 """The recent GPU time of each session while others waited.
 
-Only time in which a session waited counts: GPU time that no other session wanted was taken from
-none. So a clock runs while the queue is not empty, and a turn counts by that clock.
+Only time in which some session waited counts: GPU time that no other session wanted was taken from
+nobody. So a clock runs while the queue is not empty, and a turn counts by that clock.
 
 Usage fades with a half-life. Instead of fading every number at every reading, later time is added
 with a larger weight (forward decay): ``2 ** (time since the epoch / half-life)``; to read a number,
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
 
 HALF_LIFE_NS: Final = 1800 * NS_PER_S
-"""Long enough for some dozen cells of each session under load, or chance decides; short enough
-that what a session did before lunch is forgiven after it."""
+"""Long enough for some dozen cells of each session under load, so that chance does not decide.
+Short enough that what a session did before lunch no longer counts after it.
+"""
 
 EPOCH_NS: Final = 64 * HALF_LIFE_NS
 """Keeps weights below 2**64, far from the limits of floating point."""

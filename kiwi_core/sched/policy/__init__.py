@@ -1,6 +1,6 @@
 """Policies: which session is next, which is paged out, how long a turn is, which run side by side.
 
-There is one file per policy; this module imports each. ``docs/policies.md`` tells how to add one.
+There is one file per policy; this module imports each. ``docs/policies.md`` says how to add one.
 """
 
 from __future__ import annotations

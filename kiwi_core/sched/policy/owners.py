@@ -1,7 +1,7 @@
 """The waiters of one line, in turns of their owners: owners first, then the sessions of each.
 
-Who runs three programs would otherwise get three turns in four beside somebody who runs one. The
-owner that was served last goes behind all others, and each owner's waiters keep their order of
+Otherwise a user who runs three programs would get three turns in four beside a user who runs one.
+The owner that was served last goes behind all others, and each owner's waiters keep their order of
 arrival. Where each owner has one waiter, that is the order of arrival.
 """
 

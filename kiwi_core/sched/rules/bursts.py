@@ -50,7 +50,7 @@ def turn_ended(st: State, session: Session) -> None:
 
 
 def to_rest(st: State, session: Session) -> None:
-    """Take ``session`` out of the queue or the lease, however far it got: it wants nothing now."""
+    """Take ``session`` out of the queue or the lease: it wants nothing now."""
     _rest(st, session)
     st.refresh(session)
 

@@ -46,7 +46,7 @@ def tend(st: State) -> None:
         if session.ends_ns is None:
             _begin(st, session)
     if len(counted) < len(holding):
-        # The others are tried again first. Meanwhile a countdown goes on that would if they stay.
+        # Others are tried again first. Meanwhile a countdown goes on that would go on if they stay.
         hindrances += _hindrances(st, holding)
     named = _named(hindrances)
     for session in st.cramped.values():
@@ -125,7 +125,7 @@ def _may_be_over(session: Session) -> bool:
 
 
 def _is_over(st: State, session: Session, waiter: Session) -> bool:
-    """Return whether ``session`` is not running, or would have made way for ``waiter`` by now."""
+    """Return whether ``session`` is not running, or should have made way for ``waiter`` by now."""
     if session.want is not RUNNING:
         return True
     return st.protects and st.policy.stop_at_ns(st, session, waiter) <= st.now_ns

@@ -2,8 +2,7 @@
 
 A request counts as needed until the memory is seen to be held (``Session.need_bytes``), so
 everything that makes room for a runner works for it, too. This module answers requests: there is
-room, or there will be none, either because the whole GPU is too small or because something is
-wrong.
+room, or there will be none, because the whole GPU is too small or because of a fault.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _refused(
     reason: Reason,
     detail: str,
 ) -> None:
-    """Handle a refusal: nothing changed in the target, so leave it alone for a while."""
+    """Handle a refusal. Nothing changed in the target, so leave it alone for a while."""
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.choose_no_more(session)
     if session.stopped and running.doing is not PAGING_IN:
@@ -184,8 +184,9 @@ def _refused(
 
 
 def _is_told(session: Session, reason: Reason, words: str) -> bool:
-    """Return whether the user knows why it cannot be paged out. The GPU can stay full for long, and
-    the figures of a job's memory vary."""
+    """Return whether the user knows already why it cannot be paged out. The GPU can stay full for
+    long, and the figures of a job's memory vary.
+    """
     if reason is Reason.NO_ROOM:
         return words == session.problem_detail
     return reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0

@@ -1,6 +1,6 @@
 """Room in the GPU: whether there is enough for a session, and how many to page out for it.
 
-The policy says in which order (``Policy.victims``). How much is enough has three figures, each with
+The policy says in which order (``Policy.victims``). Three figures say how much is enough, each with
 the session's own memory included:
 
 - ``wanted_bytes``: with a margin and the possible growth. Ordinary sessions are paged out for it.

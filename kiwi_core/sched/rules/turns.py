@@ -203,7 +203,7 @@ def _granted_ns(session: Session) -> int:
 
 
 def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
-    """Stop ``runner``, or return why it cannot be stopped and goes on past its quantum."""
+    """Stop ``runner``, or return why it cannot be stopped and continues past its quantum."""
     if not runner.guarded:
         return Notice.BLOCKED_UNGUARDED, ""
     if runner.backoff_until_ns > st.now_ns:
@@ -239,7 +239,8 @@ def _stays(runner: Session) -> bool:
 
 def _makes_do(st: State, waiter: Session, room_bytes: int) -> bool:
     """Return whether ``waiter`` may run with ``room_bytes`` beside memory that has to stay, once
-    the runner is held: better than to wait for the end of the runner's burst."""
+    the runner is held. That is better than to wait for the end of the runner's burst.
+    """
     return room_bytes >= room.minimum_bytes(st, waiter, alone=st.holders == 1)
 
 
@@ -267,7 +268,8 @@ def shelter(st: State) -> None:
 
 def _may_hit_the_wall_bytes(st: State) -> int:
     """Return how far free GPU memory, ignoring reservations, is below the margin, for a session
-    that runs alone and cannot ask for room; 0 if it can."""
+    that runs alone and cannot ask for room; 0 if it can ask.
+    """
     if any(runner.owned for runner in st.runners.values()):
         return 0
     return st.margin_bytes - (st.capacity_bytes - st.resident_bytes)

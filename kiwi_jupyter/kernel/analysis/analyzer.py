@@ -2,12 +2,12 @@
 
 There are two proofs that it does not. While no library that can reach a GPU is in the process, and
 no code so far could have imported one, it is enough that this cell imports none (``clean``).
-Otherwise every name that it reaches must lead to what stays on the CPU. What cannot be proved
-counts as using the GPU, unless the process cannot use it at all: see ``plain``.
+Otherwise every name that the cell reaches must lead to something that stays on the CPU. A cell
+without a proof counts as using the GPU, unless the process cannot use it at all: see ``plain``.
 
 Two things are trusted: that the libraries on the CPU list stay on the CPU in whatever state they
-were left (an exotic logging handler, a display formatter), and that code of other threads is no
-concern of the cell.
+were left (an exotic logging handler, a display formatter), and that code of other threads does not
+matter to the cell.
 """
 
 from __future__ import annotations
@@ -44,18 +44,20 @@ STATEMENTS_MAX: Final = 2_000
 
 
 RUNS_ANYTHING: Final = frozenset({"exec", "eval", "compile", "__import__", "getattr", "execfile"})
-"""Names by which code runs that stands nowhere in the cell."""
+"""Names that run code which is not in the cell."""
 
 PUT_OFF_MAX: Final = 512
-"""Different cells that are put off. They are all analysed at once, in about half a second."""
+"""Most cells that are put off. They are all analysed at once, in about half a second."""
 
 NOT_PLAIN: Final = "it does not plainly go for the GPU"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``first_statement``: index of the first top-level statement that may use the GPU;
-    ``why``: in words, with the line. For a CPU cell: 0 and why not."""
+    """The result of an analysis. ``first_statement`` is the index of the first top-level statement
+    that may use the GPU; ``why`` is the reason in words, with the line. For a CPU cell: 0, and why
+    it does not use the GPU.
+    """
 
     gpu: bool
     why: str
@@ -63,8 +65,9 @@ class Verdict:
 
 
 class Analyzer:
-    """One per kernel; remembers what the cells so far may have done. Not thread-safe: the cell hook
-    calls it under a lock."""
+    """The analyzer of a kernel; remembers what the cells so far may have done. Not thread-safe: the
+    cell hook calls it under a lock.
+    """
 
     def __init__(
         self,
@@ -81,21 +84,22 @@ class Analyzer:
         self._reading = Reading()
         self.glance = Glance(self.libraries)
         self._put_off: dict[Source, None] = {}
-        """Cells that ran and were not looked at, in order: see ``put_off``."""
+        """Cells that ran and were not analysed, in order: see ``put_off``."""
 
     @property
     def tainted(self) -> str | None:
-        """Return why objects have to be looked at one by one; ``None`` while they need not be."""
+        """Return why objects have to be checked one by one; ``None`` while that is not needed."""
         return self._tainted or self._unknown_loaded()
 
     def taint(self, why: str) -> None:
-        """Code ran that this analyzer has not seen."""
+        """Record that code ran which this analyzer has not seen."""
         self._tainted = self._tainted or why
         self._callbacks = True
 
     def put_off(self, source: Source) -> None:
-        """Note a cell that runs without a look (``glance``). It is analysed when the first cell
-        after it has to be: what it does to later cells must be known then."""
+        """Record a cell that runs without an analysis (``glance``). It is analysed before the next
+        cell that needs an analysis, because its effect on later cells must be known then.
+        """
         if source not in self._put_off:
             self._put_off[source] = None
             if len(self._put_off) > PUT_OFF_MAX:
@@ -117,9 +121,10 @@ class Analyzer:
     def analyse(
         self, tree: ast.Module, space: Mapping[str, Any], source: Source | None = None
     ) -> Verdict:
-        """The verdict on a cell about to run in the namespace ``space``. Does not change ``tree``
-        and runs nothing of the user's. ``source``: what ``tree`` was parsed from and is determined
-        by, if that is certain; only for speed."""
+        """Return the verdict on a cell that is about to run in the namespace ``space``. Does not
+        change ``tree`` and runs no code of the user. ``source`` is what ``tree`` was parsed from
+        and is determined by, if that is certain; it is only for speed.
+        """
         self._catch_up(space)
         return self._analyse(tree, space, source)
 
@@ -148,8 +153,9 @@ class Analyzer:
     def plainly(
         self, tree: ast.Module, space: Mapping[str, Any], source: Source | None = None
     ) -> Verdict:
-        """Return whether the cell plainly goes for the GPU. ``analyse`` has said that it may use
-        the GPU, and has noted what the cell does to later ones."""
+        """Return whether the cell plainly uses the GPU. ``analyse`` has said that it may use the
+        GPU, and has recorded what the cell does to later ones.
+        """
         if len(tree.body) > STATEMENTS_MAX:
             return Verdict(False, NOT_PLAIN)
         with _Pass(self, space, clean=False, plain=True) as run:
@@ -157,7 +163,9 @@ class Analyzer:
         return self._verdict(found, NOT_PLAIN)
 
     def preview(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
-        """Like ``analyse`` for code that is not going to run: nothing is remembered of it."""
+        """Do the same as ``analyse`` for code that is not going to run. Nothing is remembered of
+        it.
+        """
         self._catch_up(space)
         before = self._tainted, set(self._patched), self._callbacks
         try:
@@ -173,7 +181,9 @@ class Analyzer:
         return Verdict(True, why, index)
 
     def _unknown_loaded(self) -> str | None:
-        """Return words about a loaded library that could reach a GPU, or ``None``."""
+        """Return the name of a loaded library that could reach a GPU, with the reason, or
+        ``None``.
+        """
         if self._harmless_modules.issuperset(sys.modules):
             return None
         for name in sys.modules.keys() - self._harmless_modules:
@@ -186,8 +196,9 @@ class Analyzer:
         self._callbacks = self._callbacks or any(map(self._may_give_callbacks, steps))
 
     def _may_give_callbacks(self, step: CodeStep) -> bool:
-        """Return whether a statement gives functions to what does not show them, or runs code that
-        nobody has read."""
+        """Return whether a statement gives functions to an object that does not show them, or runs
+        unknown code.
+        """
         return any(
             not CALLBACKS.isdisjoint(needs.words())
             or not RUNS_ANYTHING.isdisjoint(name for name, _ in needs.reads)
@@ -205,8 +216,10 @@ class Analyzer:
 
 
 class _Pass:
-    """One look at a cell, in one of the three ways. At its end it lets go of the user's objects:
-    it is part of a cycle, and what the cell deletes shall be gone at once."""
+    """One pass over a cell, in one of the three modes. At its end it drops its references to the
+    user's objects: it is part of a reference cycle, and objects that the cell deletes must be freed
+    at once.
+    """
 
     def __init__(
         self, analyzer: Analyzer, space: Mapping[str, Any], *, clean: bool, plain: bool = False
@@ -238,9 +251,9 @@ class _Pass:
         self.names.forget()
 
     def first_fault(self, steps: list[CodeStep]) -> tuple[int, Objection] | None:
-        """Index and reason of the first statement that may use the GPU.
+        """Return index and reason of the first statement that may use the GPU.
 
-        A clean look goes on to the end: a fault further down must not be forgotten.
+        A clean pass goes on to the end: a fault further down must not be forgotten.
         """
         found: tuple[int, Objection] | None = None
         for index, step in enumerate(steps):
@@ -269,7 +282,9 @@ class _Pass:
         return fault
 
     def _display(self, steps: list[CodeStep]) -> tuple[int, Objection] | None:
-        """Showing the last expression moves ``_`` to ``__`` to ``___``, which lets go of one."""
+        """Judge showing the last expression: it moves ``_`` to ``__`` to ``___``, which drops one
+        reference.
+        """
         shown_at = steps[-1].shown_at
         if shown_at is None:
             return None
@@ -317,7 +332,9 @@ class _Pass:
 
 
 def _bindings(step: CodeStep, names: CellNames) -> dict[str, Meaning]:
-    """Return what the names mean that a statement binds, if more than "computed" is known."""
+    """Return the known meanings of the names that a statement binds, if more than "computed" is
+    known.
+    """
     if step.later is not None:
         return {name: Defined(name, step.later) for name in step.now.stores}
     if step.alias is None:
@@ -328,7 +345,9 @@ def _bindings(step: CodeStep, names: CellNames) -> dict[str, Meaning]:
 
 
 def _existing(name: str, chain: Chain, names: CellNames) -> Existing | None:
-    """The class or function that ``a`` or ``a.b`` is, if that can be seen without running it."""
+    """Return the class or function that ``a`` or ``a.b`` is, if that can be seen without running
+    it.
+    """
     meanings = names.meanings(name)
     if len(meanings) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Holds what code reaches (``CodeNeeds``) against what the names mean (``Names``)."""
+"""Compare what code reaches (``CodeNeeds``) with what the names mean (``Names``)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True)
 class Objection:
-    """Why code may use the GPU: the first thing found. ``taints``: it may also change what later
-    cells do without a trace in them (imports, ``exec``), so "nothing can reach a GPU" is over.
-    ``plain``: it goes for the GPU by name (``plain.py``)."""
+    """The first reason found why code may use the GPU. ``taints``: the code may also change later
+    cells without a trace in them (imports, ``exec``), so "nothing can reach a GPU" no longer holds.
+    ``plain``: it uses the GPU by name (``plain.py``).
+    """
 
     line: int
     subject: str
@@ -37,10 +38,10 @@ class Objection:
 
 
 class Checker:
-    """One per cell and mode.
+    """The checker for one cell and mode.
 
     ``clean``: no library that can reach a GPU is in the process and no code so far could have
-    brought one in, so that no object needs looking at; only doors, imports and modules count.
+    brought one in, so that no object needs a check; only doors, imports and modules count.
     """
 
     def __init__(
@@ -61,11 +62,11 @@ class Checker:
         self._in_progress: set[int] = set()
 
     def forget(self) -> None:
-        """Let go of everything that was looked at."""
+        """Drop all references to the objects that were checked."""
         self._judge.forget()
 
     def check(self, needs: CodeNeeds, names: Names) -> Objection | None:
-        """The first reason, by line, why code that reaches ``needs`` may use the GPU."""
+        """Return the first reason, by line, why code that reaches ``needs`` may use the GPU."""
         faults = [fault for fault in self._faults(needs, names) if fault is not None]
         return min(faults, key=lambda fault: fault.line, default=None)
 
@@ -95,7 +96,9 @@ class Checker:
             yield self._mention(name, chain, line, names, _is_quiet_base)
 
     def stored(self, name: str, old: object, line: int) -> Objection | None:
-        """Binding or deleting ``name`` lets go of ``old``, whose destructor may use the GPU."""
+        """Return why binding or deleting ``name`` may use the GPU: it releases ``old``, whose
+        destructor runs.
+        """
         if self._clean or type(old) is ModuleType:
             return None
         why = self._judge.value(old)
@@ -116,7 +119,7 @@ class Checker:
             fault = self._meaning(name, chain, line, names, meaning)
             if fault is not None:
                 return fault
-        if not meanings:  # a NameError, or bound meanwhile by code that stays on the CPU
+        if not meanings:  # a NameError, or bound in the meantime by code that stays on the CPU
             return self._chain(name, chain, line)
         return None
 
@@ -147,7 +150,7 @@ class Checker:
 
     def _existing(self, name: str, chain: Chain, line: int, meaning: Existing) -> Objection | None:
         value = meaning.value
-        if chain == ("(constant)",):  # getattr with the attribute's name written out
+        if chain == ("(constant)",):  # getattr with a constant as the attribute's name
             if value is ORIGINAL_BUILTINS["getattr"]:
                 return None
             chain = ()
@@ -183,7 +186,7 @@ class Checker:
         if self.libraries.is_trusted(module):
             return None
         if not self._clean and module in sys.modules:
-            return None  # it only gets a name; using it is judged where the name is read
+            return None  # it only gets a name; its use is judged where the name is read
         why = "it may use the GPU"
         if not self.libraries.is_gpu(module):
             why = "it is not known to stay on the CPU (the setting Kiwi.cpu_modules can say so)"
@@ -202,13 +205,13 @@ class Checker:
         return self._trusted_chain(name, chain, line)
 
     def _loads(self, name: str, chain: Chain, line: int) -> Objection | None:
-        """Check a call of ``load`` that asks for data only: ``numpy.load`` is harmless then."""
+        """Check a call of ``load`` that asks for data only: then ``numpy.load`` is harmless."""
         if name == "numpy" and len(chain) == 1 and self.libraries.is_trusted("numpy"):
             return None
         return self._module(name, (*chain[:-1], "load"), line)
 
     def _trusted_chain(self, name: str, chain: Chain, line: int) -> Objection | None:
-        """Check a trusted module that is not loaded yet, or that loads its parts late."""
+        """Check a trusted module that is not loaded yet, or that loads its parts lazily."""
         if not chain:
             return Objection(line, name, "a module passed around can lead anywhere")
         if not self.libraries.allows(name, chain[0]):
@@ -260,7 +263,9 @@ class Checker:
     def _mention(
         self, name: str, chain: Chain, line: int, names: Names, harmless: Callable[[object], bool]
     ) -> Objection | None:
-        """Naming a class that already exists does nothing, whatever library it is from."""
+        """Judge naming a class that already exists: it does nothing, whatever library the class is
+        from.
+        """
         for meaning in names.meanings(name):
             if harmless(already_there(meaning, chain)):
                 continue
@@ -276,7 +281,8 @@ def _unknown_magic(magic: MagicCall) -> Objection:
 
 def _of_library(value: object, module: str) -> bool:
     """Return whether ``value``, found in a trusted module, is of a class of that same library:
-    ``np.r_``, ``plt.rcParams``. What only holds other things is judged by what it holds."""
+    ``np.r_``, ``plt.rcParams``. Containers are judged by their contents.
+    """
     kind = type(value)
     if not isinstance(kind.__module__, str) or issubclass(kind, type):
         return False

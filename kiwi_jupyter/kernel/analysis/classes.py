@@ -1,4 +1,4 @@
-"""The user's own classes and their instances: do they stay on the CPU?"""
+"""Check whether the user's own classes and their instances stay on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAYLOAD_BASES: Final[dict[type, Any]] = {
     str: None,
     bytes: None,
 }
-"""Builtins that a user's class may extend, and how to see what an instance holds as one."""
+"""Builtins that a user's class may extend, and how to read what an instance holds as one."""
 
 _HOLLOW_BASES: Final = frozenset(
     {object, abc.ABC, enum.Enum, enum.IntEnum, enum.Flag, enum.IntFlag, typing.Generic}
@@ -49,7 +49,7 @@ class Classes:
     """Stateless; a class so that a test can give another one."""
 
     def why_not_class(self, cls: type, judge: Judge) -> str | None:
-        """Return why using ``cls``, a class of nobody's known library, may lead to a GPU."""
+        """Return why using ``cls``, a class of no known library, may lead to a GPU."""
         if type(cls) not in _METACLASSES:
             return f"its class {cls.__qualname__} has the metaclass {type(cls).__qualname__}"
         for base in cls.__mro__:
@@ -74,7 +74,7 @@ class Classes:
         return None
 
     def why_not_instance(self, value: Any, kind: type, judge: Judge) -> str | None:
-        """Why ``value``, an instance of a class of nobody's known library, may lead to a GPU."""
+        """Return why ``value``, an instance of a class of no known library, may lead to a GPU."""
         if kind.__flags__ & _HEAP_TYPE == 0 or not isinstance(kind.__module__, str):
             return f"it is a {kind.__module__}.{kind.__qualname__}, which may hold anything"
         why = judge.value(kind)

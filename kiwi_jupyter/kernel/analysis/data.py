@@ -1,7 +1,7 @@
-"""Which values are plain data: types of which every instance stays on the CPU.
+"""The types that are plain data: every instance of them stays on the CPU.
 
-By exact type: a subclass may do anything. Types of libraries are looked up where those are loaded
-already; nothing is imported here.
+The exact type counts, because a subclass may do anything. Types of libraries are looked up in
+modules that are already loaded; this module imports none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PLAIN: Final[dict[str, frozenset[str]]] = {
 }
 
 OBJECTS_MAX: Final = 100_000
-"""Longest sequence whose elements are looked at: a millisecond or two."""
+"""Longest sequence whose elements are checked: a millisecond or two."""
 
 
 def is_plain(kind: type) -> bool:
@@ -69,7 +69,7 @@ def _is_numpy_scalar_or_dtype(kind: type) -> bool:
 
 
 def why_not_elements(items: Any, count: int, value: Callable[[object], str | None]) -> str | None:
-    """Judge every element; fast where they are all plain."""
+    """Judge every element. This is fast if all elements are plain."""
     if count > OBJECTS_MAX:
         return "it is too long to be looked at"
     kinds = set(map(type, items))
@@ -114,7 +114,9 @@ def _is_plain_base(base: object) -> bool:
 
 
 def _capsule_name(capsule: object) -> bytes | None:
-    """Return the name that its maker gave it: Arrow's memory, or another library's tensor."""
+    """Return the name that a capsule's maker gave it: Arrow's memory, or another library's
+    tensor.
+    """
     ask = ctypes.pythonapi.PyCapsule_GetName
     ask.restype, ask.argtypes = ctypes.c_char_p, (ctypes.py_object,)
     name: bytes | None = ask(capsule)
@@ -135,7 +137,7 @@ _FRAME_ATTRIBUTES: Final = frozenset(
 
 
 def why_not_frame(frame: Any, value: Callable[[object], str | None]) -> str | None:
-    """Check a pandas ``DataFrame`` or ``Series`` (exact type) by the blocks below it."""
+    """Check a pandas ``DataFrame`` or ``Series`` (exact type) by its blocks."""
     extra = frame.__dict__.keys() - _FRAME_ATTRIBUTES
     if extra or frame.__dict__.get("_attrs"):
         return "it carries attributes of its own"

@@ -24,9 +24,10 @@ def needs_of(nodes: Iterable[ast.AST]) -> CodeNeeds:
 
 
 def split_definition(node: ast.stmt) -> tuple[CodeNeeds, CodeNeeds] | None:
-    """Return what defining a plain ``def`` or ``class`` at top level reaches, and what using it.
+    """Return what defining a plain ``def`` or ``class`` at top level reaches, and what using it
+    reaches.
 
-    ``None`` if the definition may already run the body: decorators, keywords of a class.
+    Return ``None`` if the definition itself may run the body: decorators, keywords of a class.
     """
     if isinstance(node, FunctionNode) and not node.decorator_list:
         now, later = _Reader(), _Reader()
@@ -167,7 +168,7 @@ class _Reader:
             self.visit(keyword.value, scope)
 
     def _called(self, node: ast.Call, scope: Scope) -> None:
-        """The function itself."""
+        """Return the called function itself."""
         function = node.func
         if isinstance(function, ast.Attribute) and _plain_load(node):
             assert isinstance(function.value, ast.Name)
@@ -178,8 +179,9 @@ class _Reader:
             self.visit(function, scope)
 
     def _constant_attribute(self, node: ast.Call) -> bool:
-        """Note the name in ``getattr(x, "name"[, default])``. ``x`` is no bare module then, because
-        reading that is a door of its own."""
+        """Record the name in ``getattr(x, "name"[, default])``. Then ``x`` is not a bare module,
+        because reading one is a separate door.
+        """
         if len(node.args) < 2 or node.keywords or not isinstance(node.args[1], ast.Constant):
             return False
         name = node.args[1].value
@@ -203,7 +205,7 @@ class _Reader:
     # --- definitions
 
     def signature(self, node: FunctionNode, scope: Scope) -> None:
-        """Read what is evaluated when the ``def`` itself runs."""
+        """Read the parts that run when the ``def`` itself runs."""
         if scope.is_global(node.name):
             self.needs.stores.setdefault(node.name, node.lineno)
         for decorator in node.decorator_list:
@@ -221,7 +223,9 @@ class _Reader:
                 self.visit(default, scope)
 
     def annotation(self, node: ast.expr, scope: Scope) -> None:
-        """Annotations name classes, and do no more with them: ``x: torch.Tensor | None``."""
+        """Read an annotation, which names classes and does no more with them: ``x: torch.Tensor |
+        None``.
+        """
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             self.annotation(node.left, scope)
             self.annotation(node.right, scope)
@@ -349,7 +353,7 @@ _HANDLERS: Final[dict[type[ast.AST], Callable[..., None]]] = {
 
 
 LOADS: Final = "(load)"
-"""The attribute ``load``, called so that numpy unpickles nothing."""
+"""The attribute ``load``, for calls in which numpy unpickles nothing."""
 
 
 def _plain_load(node: ast.Call) -> bool:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds
 
 NEWEST_KNOWN: Final = (3, 14)
-"""Bytecode changes with each Python; what was never looked at is not trusted."""
+"""Bytecode changes with each Python version; a version that was never checked is not trusted."""
 
 INSTRUCTIONS_MAX: Final = 20_000
 """A function longer than this is generated code: reading it would take many milliseconds."""
@@ -44,13 +44,13 @@ class _Reader:
         self._aliases = dict(outer_aliases)
         self._line = code.co_firstlineno
         self._open: tuple[str, str, list[str]] | None = None
-        """The name just loaded, with the attributes read off it so far: kind, name, chain."""
+        """The name just loaded, with the attributes read from it so far: kind, name, chain."""
         self._last_constant: object = None
         self._constant_before: object = None
         self._module: str = ""
         self._from: tuple[str, ...] | None = None
         self._pending: Alias | None = None
-        """In the middle of an import: what the next store binds."""
+        """What the next store binds, in the middle of an import."""
 
     def read(self) -> CodeNeeds:
         if sys.version_info[:2] > NEWEST_KNOWN:
@@ -70,7 +70,7 @@ class _Reader:
         return self._needs
 
     def _find_aliases(self, instructions: list[dis.Instruction]) -> None:
-        """First of all, for a loop may read a name above the import that binds it."""
+        """Find the aliases first, because a loop may read a name above the import that binds it."""
         for instruction in instructions:
             self._import_step(instruction)
         self._pending = None
@@ -81,7 +81,7 @@ class _Reader:
             self._constant_before, self._last_constant = self._last_constant, value
         elif name == "IMPORT_NAME":
             wanted = self._last_constant
-            # A relative import: no absolute name can be said for it.
+            # A relative import, whose absolute name is not known.
             self._module = value if self._constant_before == 0 else ""
             value = self._module
             self._from = wanted if isinstance(wanted, tuple) else None
@@ -160,7 +160,7 @@ class _Reader:
         self._needs.imports.setdefault(module, self._line)
 
     def _close(self) -> None:
-        """End the chain of attributes in progress and note what it reached."""
+        """Close the current chain of attributes and record what it reached."""
         if self._open is None:
             return
         kind, name, chain = self._open
@@ -181,7 +181,9 @@ class _Reader:
             self._needs.attributes.setdefault(name, self._line)
 
     def _absorb_inner(self, code: CodeType) -> None:
-        """Nested functions, comprehensions and class bodies: they may run whenever this does."""
+        """Add nested functions, comprehensions and class bodies, which may run whenever this
+        function does.
+        """
         seen = {n: a for n, a in self._aliases.items() if n in code.co_freevars}
         inner = _Reader(code, seen).read()
         cells = inner.cells

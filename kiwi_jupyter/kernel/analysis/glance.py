@@ -1,9 +1,9 @@
-"""Which cells need no look as long as nothing in the process has initialised the driver.
+"""Find the cells that need no analysis while nothing in the process has initialised the driver.
 
-Such a process cannot use the GPU, so the only question about a cell is whether it goes for the GPU
-(``plain.py``). Reading the cell and looking at what its names mean takes up to a millisecond. Most
-cells of a notebook that computes on the CPU are told apart by their words alone, in microseconds:
-no library for GPUs is loaded, and none was ever named, nor was a module imported that is not known.
+Such a process cannot use the GPU, so the only question is whether a cell plainly uses the GPU
+(``plain.py``). Parsing the cell and following its names takes up to a millisecond. For most cells
+of a notebook that computes on the CPU, the words alone decide, in microseconds: no GPU library is
+loaded, none was ever named, and no unknown module was imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.libraries import Libraries
 
 LENGTH_MAX: Final = 20_000
-"""Characters of a cell; a longer one is read."""
+"""Most characters of a cell that is judged by its words; a longer one is parsed."""
 
 _WORD: Final = re.compile(r"[^\W\d]\w*")
 _RUNS_OTHER_CODE: Final = frozenset(
@@ -30,18 +30,19 @@ _IMPORT: Final = re.compile(
 
 
 class Glance:
-    """One per kernel."""
+    """The state for one kernel."""
 
     def __init__(self, libraries: Libraries) -> None:
         self._libraries = libraries
         self._modules: set[str] = set()
-        """Loaded modules that are not there to drive a GPU."""
+        """Loaded modules that are not GPU libraries."""
         self._is_cpu_notebook = True
-        """No cell has named a library for GPUs, or imported a module that is not known. Functions
-        of such a module, or of such a cell, may go for the GPU without a word in a later cell."""
+        """True while no cell has named a GPU library or imported an unknown module. Functions of
+        such a module, or of such a cell, may use the GPU without a word in a later cell.
+        """
 
     def suffices(self, text: str) -> bool:
-        """Return whether the words of the cell say that it does not go for the GPU."""
+        """Return whether the words of the cell show that it does not plainly use the GPU."""
         if not self._is_cpu_notebook or len(text) > LENGTH_MAX:
             return False
         words = _WORD.findall(text)
@@ -54,7 +55,7 @@ class Glance:
         if "import" not in words:
             return True
         lines = _IMPORT.findall(text)
-        # Else there is one in a string, or behind a semicolon.
+        # Otherwise there is an import in a string, or behind a semicolon.
         known = len(lines) == words.count("import") and all(map(self._is_known, lines))
         self._is_cpu_notebook = known
         return known

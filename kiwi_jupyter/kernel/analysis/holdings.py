@@ -2,8 +2,8 @@
 
 The code of such an object stays on the CPU, so it leads to a GPU only by what it holds. That is
 followed with ``gc.get_referents``, which runs no code, one layer of objects at a time. The walk
-ends at modules, classes and functions of trusted libraries: whatever state those were left in
-is trusted. What is not of a library is for the ``Judge`` to say.
+ends at modules, classes and functions of trusted libraries, whose state is trusted. The ``Judge``
+decides about objects that are not from a library.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.libraries import Libraries
 
 OBJECTS_MAX: Final = 20_000
-"""Looked at for one cell, at a microsecond each. A figure with two histograms holds 8,000."""
+"""Most objects checked for one cell, at a microsecond each. A figure with two histograms holds
+8,000.
+"""
 
 _PASSIVE: Final = frozenset(
     {object, types.CodeType, logging.Logger, logging.RootLogger, logging.Manager, re.Pattern}
     | {_thread.LockType, _thread.RLock, types.GetSetDescriptorType, types.MemberDescriptorType}
     | {types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType}
 )
-"""Lead nowhere. A logger leads to the handlers of the whole process, which are trusted."""
+"""Objects that lead nowhere. A logger leads to the handlers of the whole process, which are
+trusted.
+"""
 
 _CONTAINERS: Final = frozenset(
     {list, tuple, dict, set, frozenset, deque, OrderedDict, Counter, defaultdict, slice, property}
@@ -52,13 +56,13 @@ _QUIET_MODULES: Final = (
 """Modules of classes whose objects only hold data and show it."""
 
 _ENDS: Final = frozenset({"ipykernel.iostream.OutStream", "IPython.utils.capture.CapturedIO"})
-"""Behind these is the kernel with everything in it; they only write."""
+"""Objects that hold the kernel, with everything in it, but only write."""
 
 _KERNELS: Final = ("IPython.", "ipykernel.")
-"""Their functions write or display; behind them is the kernel with everything in it."""
+"""Modules whose functions write or display, although they hold the kernel with everything in it."""
 
 _OPAQUE: Final = ("pyarrow", "tokenizers", "h5py", "lxml", "PIL._", "zmq")
-"""Their objects hold what Python cannot see: memory of others, callbacks."""
+"""Modules whose objects hold what Python cannot see: memory of other libraries, callbacks."""
 
 CALLBACKS: Final = frozenset(
     """
@@ -66,7 +70,7 @@ CALLBACKS: Final = frozenset(
     set_progress_handler set_trace_callback register_adapter register_converter
     """.split()
 )
-"""Methods that give a function to an object which does not show it: SQLite's."""
+"""Methods that give a function to an object that does not show it (SQLite's)."""
 
 _REFUSED: Final = frozenset(
     {types.FrameType, types.TracebackType, types.GeneratorType, types.CoroutineType}
@@ -77,8 +81,9 @@ _FOLLOW, _END, _ASK = "follow", "end", "ask"
 
 
 class Holdings:
-    """One for each cell. ``value`` judges what is not of a library. ``callbacks``: some code may
-    have given functions to objects that do not show them (``CALLBACKS``)."""
+    """The walk for one cell. ``value`` judges objects that are not from a library. ``callbacks``:
+    some code may have given functions to objects that do not show them (``CALLBACKS``).
+    """
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class Holdings:
         self._looked_at = 0
         self._root: object = None
         self._seen: set[int] = set()
-        """Objects that are harmless, if what is being looked at is."""
+        """Objects that are harmless if the object under test is."""
 
     def why_not(self, value: object) -> str | None:
         """Return why ``value`` may lead to a GPU; ``None`` if it cannot."""
@@ -114,7 +119,7 @@ class Holdings:
             if self._looked_at > OBJECTS_MAX:
                 why = "it leads to too many objects to look at"
             if why is not None:
-                seen.clear()  # what was seen on this way is not known to be harmless
+                seen.clear()  # the objects on this path are not known to be harmless
                 return f"it is a {_name(type(value))}, and it holds something: {why}"
             layer = []
             for item in behind:
@@ -124,7 +129,7 @@ class Holdings:
         return None
 
     def _behind(self, layer: list[Any]) -> tuple[Iterable[Any], str | None]:
-        """Return what the objects of one layer hold themselves."""
+        """Return what the objects of one layer hold."""
         follow: list[Any] = []
         more: list[Any] = []
         for item in layer:
@@ -165,13 +170,13 @@ class Holdings:
 
     @staticmethod
     def _has_its_own_way(module: str, kind: type) -> bool:
-        """Those that the judge knows, and those that nobody can look into."""
+        """Return the objects that the judge knows, and those that nobody can inspect."""
         if kind in (types.FunctionType, types.BuiltinFunctionType) or _is_opaque(kind):
             return True
         return kind.__name__ in _JUDGED and module.partition(".")[0] in ("numpy", "pandas")
 
     def _ask(self, item: Any, kind: type) -> tuple[list[Any], str | None]:
-        """Return what an object of no plain kind holds, and why it may lead to a GPU itself."""
+        """Return what an object of an unknown kind holds, and why it may itself lead to a GPU."""
         if issubclass(kind, weakref.ref):
             return [weakref.ref.__call__(item)], None
         if issubclass(kind, types.ModuleType):
@@ -206,12 +211,12 @@ class Holdings:
             return f"it is a {_name(kind)}, and nobody can see what that holds"
         if self._is_bare(kind):
             return None
-        if item is self._root:  # the judge has asked, and cannot be asked back
+        if item is self._root:  # the judge called this, so it cannot be called again
             return f"it is a {_name(kind)}, which may hold anything"
         return self._value(item)
 
     def _is_bare(self, kind: type) -> bool:
-        """Return whether it is a library's object that cannot hold others."""
+        """Return whether it is an object of a library that cannot hold others."""
         module = kind.__module__
         bare = kind.__flags__ & _HAS_REFERENTS == 0 and not self._has_its_own_way(module, kind)
         return bare and kind.__name__ != "void" and self._is_allowed(module, kind)
@@ -222,7 +227,9 @@ class Holdings:
         return f"the module {name}"
 
     def _class(self, cls: Any) -> tuple[list[Any], str | None]:
-        """One that a library made on the way is not found where it says that it is."""
+        """Return the class of ``value``. A class that a library creates on the fly is not found
+        under its own name.
+        """
         if _is_stdlib(cls.__module__) and cls.__module__ != "builtins":
             return [], None
         why = self._value(cls)
@@ -241,7 +248,7 @@ class Holdings:
 
 
 _HAS_REFERENTS: Final = 1 << 14
-"""``Py_TPFLAGS_HAVE_GC``: it says what it holds."""
+"""``Py_TPFLAGS_HAVE_GC``: the type reports what its objects hold."""
 
 _JUDGED: Final = frozenset(
     "ndarray ufunc DataFrame Series Index MultiIndex CategoricalIndex NpzFile memmap".split()
@@ -249,7 +256,7 @@ _JUDGED: Final = frozenset(
 
 
 def told_of_its_end(value: object) -> list[Any]:
-    """Return what is called when ``value`` goes."""
+    """Return the functions that are called when ``value`` is freed."""
     called: list[Any] = []
     for reference in weakref.getweakrefs(value):
         callback = getattr(reference, "__callback__", None)

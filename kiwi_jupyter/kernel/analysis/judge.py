@@ -1,8 +1,8 @@
 """Decide whether a value stays on the CPU, whatever is done with it.
 
-``Judge.value`` answers with ``None`` (it does) or with the reason why that cannot be proved, as
-the end of a sentence about it: "it is a torch.nn.Linear". It looks at exact types and at what it
-finds in ``__dict__``; it never calls, compares or prints what it looks at.
+``Judge.value`` answers with ``None`` (it does) or with the reason why that cannot be proved, as the
+end of a sentence about it: "it is a torch.nn.Linear". It looks at exact types and at the contents
+of ``__dict__``. It never calls, compares or prints a value.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.check import Checker
 
 STEPS_MAX: Final = 4_000
-"""Values looked at for one cell: keeps the decision well under some milliseconds."""
+"""Most values checked for one cell: keeps the decision to a few milliseconds."""
 
 ORIGINAL_BUILTINS: Final = dict(vars(builtins))
 """The builtins as they were when Kiwi was loaded, before the user's first cell."""
 
 ASKS: Final = frozenset({"raw_input", "getpass"})
-"""Replacements of ``input`` and ``getpass`` by ipykernel: methods of the kernel."""
+"""The kernel's methods that replace ``input`` and ``getpass`` in ipykernel."""
 
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _MAPPINGS: Final = (dict, OrderedDict, Counter, defaultdict, types.MappingProxyType)
@@ -47,7 +47,7 @@ _MISSING: Final = object()
 
 
 class Judge:
-    """Judges values for one cell; knows the world only as it is now. Not thread-safe."""
+    """Judges values for one cell, in their current state. Not thread-safe."""
 
     def __init__(
         self, libraries: Libraries, checker: Checker, *, clean: bool, callbacks: bool = False
@@ -62,7 +62,7 @@ class Judge:
         self._steps = 0
 
     def forget(self) -> None:
-        """Let go of everything that was looked at."""
+        """Drop all references to the objects that were checked."""
         self._known.clear()
         self._keep.clear()
 
@@ -82,8 +82,9 @@ class Judge:
         return self._nested(value, kind)
 
     def _outermost(self, value: object, kind: type) -> str | None:
-        """Look at a value that may be part of a cycle. It counts as harmless meanwhile; if it is
-        not, everything that was found harmless because of that is forgotten."""
+        """Judge a value that may be part of a cycle. It counts as harmless until the end. If it is
+        not harmless, forget all values that were found harmless because of it.
+        """
         before = set(self._known)
         try:
             why = self._nested(value, kind)
@@ -140,7 +141,9 @@ class Judge:
         return self._holdings.why_not(value)
 
     def _compiled(self, function: Any) -> str | None:
-        """Check a function compiled by Cython: it is as good as the library that it is from."""
+        """Check a function compiled by Cython, which is as trusted as the library that it is
+        from.
+        """
         module = function.__module__
         if isinstance(module, str) and self._libraries.is_trusted(module):
             return self._trusted_origin(module, function.__name__)
@@ -266,8 +269,9 @@ class Judge:
         return self._checker.classes.why_not_class(cls, self)
 
     def _is_where_it_says(self, made: Any, module: object) -> bool:
-        """Whether a class or function of a library is that library's own, and not one that it
-        made for its caller (a decorator did)."""
+        """Return whether a class or function is the library's own, and not one that the library
+        made for its caller (as a decorator does).
+        """
         if not isinstance(module, str) or not self._libraries.is_trusted(module):
             return False
         found: object = sys.modules.get(module)

@@ -1,7 +1,8 @@
-"""Which libraries stay on the CPU, which can reach a GPU, and which names lead out of both.
+"""Lists of the libraries that stay on the CPU, those that can reach a GPU, and the names that are
+exceptions.
 
-A library that stands in no list counts as one that can reach a GPU. The lists are data: the
-traits ``Kiwi.cpu_modules`` and ``Kiwi.gpu_modules`` extend them.
+A library that is in no list counts as one that can reach a GPU. The lists are data: the traits
+``Kiwi.cpu_modules`` and ``Kiwi.gpu_modules`` extend them.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ GPU_LIBRARIES: Final = frozenset(
     trl ucxx unsloth vllm warp xformers xgboost
     """.split()
 )
-"""Known to drive a GPU, or to do so when asked."""
+"""Libraries that are known to drive a GPU, or that do so on request."""
 
 SELDOM_GPU: Final = frozenset(
     "catboost cv2 lightgbm numba onnxruntime polars pynvml ray thinc xgboost".split()
 )
-"""Of these, the libraries that mostly work on the CPU: naming one is no plain use of the GPU."""
+"""Those of them that mostly work on the CPU: naming one is no plain use of the GPU."""
 
 PLAINLY_GPU: Final = ("numba.cuda", "cv2.cuda")
-"""Parts of them whose use is plain."""
+"""Their parts whose use is plain."""
 
 GPU_PARTS: Final = ("pyarrow.cuda", "pyarrow._cuda")
-"""Parts that reach a GPU, of libraries that otherwise stay on the CPU."""
+"""Parts of CPU libraries that reach a GPU."""
 
 ACCELERATORS: Final = frozenset({"cudf", "cuml", "legate", "cunumeric", "cupynumeric", "modin"})
 """Libraries that replace *other* libraries in place: once one is loaded, only the standard
@@ -116,7 +117,7 @@ PARTLY_CPU: Final[dict[str, frozenset[str]]] = {
     ),
     "queue": frozenset({"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "Empty", "Full"}),
     "IPython": frozenset({"display", "version_info"}),
-    "IPython.core.interactiveshell": frozenset({"open"}),  # what it puts in the place of open
+    "IPython.core.interactiveshell": frozenset({"open"}),  # IPython's replacement for open
     "IPython.core.display": frozenset(
         """
         HTML Markdown Math Latex SVG JSON GeoJSON Javascript Image Video Pretty Code ProgressBar
@@ -143,14 +144,15 @@ PARTLY_CPU: Final[dict[str, frozenset[str]]] = {
         """.split()
     ),
 }
-"""Modules of which only these names stay on the CPU. The rest starts programs, shows frames,
-other people's threads or the table of modules."""
+"""Modules in which only these names stay on the CPU. The rest starts programs, or exposes frames,
+other threads or the table of modules.
+"""
 
 SAME_AS: Final = {
     "posix": "os", "_operator": "operator", "_thread": "threading", "_asyncio": "asyncio",
     "_queue": "queue", "_pickle": "pickle", "_sqlite3": "sqlite3",
 }  # fmt: skip
-"""Under which name the rules for a C module are found."""
+"""The module whose rules a C module follows."""
 
 LOADED_WITHOUT_HARM: Final = frozenset(
     """
@@ -161,7 +163,7 @@ LOADED_WITHOUT_HARM: Final = frozenset(
     greenlet nest_asyncio appnope kiwi_jupyter mesonpy pytest _pytest pluggy hypothesis xdist
     """.split()
 )
-"""Loaded by the kernel and by CPU libraries; using them directly is another matter."""
+"""Modules that the kernel and CPU libraries load. Using them directly may still reach a GPU."""
 
 LOADED_PREFIXES: Final = (
     "_cython_", "_pydev", "__mp_main__", "__main__", "_sysconfigdata", "_distutils_hack",
@@ -186,7 +188,7 @@ DENIED_IN: Final[dict[str, frozenset[str]]] = {
     "typing": frozenset({"get_type_hints"}),
     "ast": frozenset(),
 }
-"""Names in CPU libraries that run what they read, or hand out something that can."""
+"""Names in CPU libraries that run what they read, or return something that can."""
 
 DENIED_ATTRIBUTES: Final = frozenset(
     """
@@ -221,11 +223,11 @@ SAFE_BUILTINS: Final = frozenset(
     credits license display True False None
     """.split()
 )
-"""Builtins that do nothing but what their arguments do. All exceptions belong here too."""
+"""Builtins that do only what their arguments do. All exceptions belong here too."""
 
 
 class Libraries:
-    """The lists, with a user's own additions, and where libraries may come from."""
+    """The lists, with a user's additions, and the places that libraries may come from."""
 
     def __init__(
         self, cpu: frozenset[str] = frozenset(), gpu: frozenset[str] = frozenset()
@@ -240,7 +242,7 @@ class Libraries:
         return module.partition(".")[0] in self.gpu or module.startswith(GPU_PARTS)
 
     def is_plainly_gpu(self, module: str) -> bool:
-        """Return whether ``module`` belongs to a library that is there to drive a GPU."""
+        """Return whether ``module`` belongs to a library whose purpose is to drive a GPU."""
         top = module.partition(".")[0]
         return top in self.gpu and (top not in self._seldom or module.startswith(PLAINLY_GPU))
 
@@ -250,14 +252,18 @@ class Libraries:
         return top in sys.stdlib_module_names or top in self.cpu or top in self.gpu
 
     def is_users(self, module: str) -> bool:
-        """Whether ``module`` is the notebook or a file of its user's, not part of a package."""
+        """Return whether ``module`` is the notebook or a file of its user's, and not part of a
+        package.
+        """
         if module == "__main__":
             return True
         loaded = sys.modules.get(module.partition(".")[0])
         return loaded is not None and not self._is_installed(module.partition(".")[0], loaded)
 
     def is_cpu(self, module: str) -> bool:
-        """Whether ``module`` belongs, by name, to what stays on the CPU (all or part of it)."""
+        """Return whether ``module`` belongs, by name, to the libraries that stay on the CPU (all or
+        part of it).
+        """
         top = SAME_AS.get(module, module).partition(".")[0]
         return top in CPU_STDLIB or top in PARTLY_CPU or top in self._third_party()
 
@@ -265,7 +271,7 @@ class Libraries:
         return frozenset() if ACCELERATORS & sys.modules.keys() else self.cpu
 
     def is_trusted(self, module: str) -> bool:
-        """Like ``is_cpu``, and what has that name really is that library.
+        """Do the same as ``is_cpu``, and check that the loaded module really is that library.
 
         A file ``random.py`` beside the notebook is not the standard library's.
         """
@@ -287,15 +293,17 @@ class Libraries:
         return known[1]
 
     def is_other_stdlib(self, module: str) -> bool:
-        """Return whether ``module`` is of the standard library, but not of what stays on the CPU:
-        ``subprocess``, ``importlib``, ``gc`` …"""
+        """Return whether ``module`` is of the standard library, but not in the CPU lists:
+        ``subprocess``, ``importlib``, ``gc`` …
+        """
         if module in ("builtins", "__main__", "types"):
             return False
         return module.partition(".")[0] in sys.stdlib_module_names and not self.is_cpu(module)
 
     def loaded_without_harm(self, module: str) -> bool:
         """Return whether ``module`` may be in the process without any of its code reaching a GPU by
-        itself. More than may be *used* without looking."""
+        itself. More modules are harmless when loaded than when used.
+        """
         top = module.partition(".")[0]
         if top in self.gpu:
             return False
@@ -311,7 +319,9 @@ class Libraries:
         )
 
     def allows_origin(self, module: str, name: str) -> bool:
-        """Like ``allows`` for an object that says it comes from ``module`` under ``name``."""
+        """Do the same as ``allows`` for an object that says it comes from ``module`` under
+        ``name``.
+        """
         module = SAME_AS.get(module, module)
         top = module.partition(".")[0]
         if top in PARTLY_CPU:
@@ -337,7 +347,7 @@ def is_dunder(name: str) -> bool:
 
 
 def attribute_is_harmless(name: str) -> bool:
-    """Whether reading attribute ``name`` of a value that stays on the CPU gives another one."""
+    """Return whether attribute ``name`` of a value that stays on the CPU stays there, too."""
     if name in DENIED_ATTRIBUTES:
         return False
     return not is_dunder(name) or name in HARMLESS_DUNDERS
@@ -354,7 +364,9 @@ _ROOTS: tuple[str, ...] = ()
 
 
 def _comes_from_environment(module: object) -> bool:
-    """Whether a loaded module is frozen, built in, or a file of this Python's environment."""
+    """Return whether a loaded module is frozen, built in, or a file of this Python's
+    environment.
+    """
     global _ROOTS
     if type(module) is not type(sys):
         return False
@@ -376,7 +388,9 @@ def _is_editable_kiwi(module: object) -> bool:
 
 
 def _installed(top: str) -> bool:
-    """Return whether a library is there that takes over others' work when it is called."""
+    """Return whether a library is installed that takes over other libraries' work when it is
+    called.
+    """
     try:
         return importlib.util.find_spec(top) is not None
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""Magics and shell commands in a cell: which of them may use the GPU."""
+"""Judge which magics and shell commands in a cell may use the GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EXPANSION: Final = re.compile(r"\{([^{}]*)\}|\$([A-Za-z_]\w*)")
 
 
 class Magics:
-    """``body(code, fresh)`` judges Python code; ``fresh``: in a namespace of its own."""
+    """``body(code, fresh)`` judges Python code; ``fresh``: it runs in a separate namespace."""
 
     def __init__(self, body: Callable[[str, bool], Objection | None]) -> None:
         self._body = body
@@ -114,7 +114,7 @@ class Magics:
         return Objection(0, f"!{command}", "a program may use the GPU", taints=False)
 
     def _python(self, script: str, program: PythonProgram) -> Objection | None:
-        """Check a Python program in a process of its own: it has only what it imports."""
+        """Check a Python program in a separate process, which has only what it imports."""
         source = program.source
         if source is None:
             source, fault = _read(program.path, f"!{script}")
@@ -169,7 +169,9 @@ def _read(path: str, subject: str) -> tuple[str | None, Objection | None]:
 
 
 def parse(code: str, transform: Callable[[str], str]) -> ast.Module | None:
-    """The body of a magic as Python; ``None`` if it is none. It may hold magics itself."""
+    """Return the body of a magic as Python; ``None`` if it is not Python. It may hold magics
+    itself.
+    """
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Computed:
-    """Something that code which stays on the CPU made from what stays on the CPU."""
+    """A value that CPU code made from values that stay on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Existing:
 
 @dataclass(frozen=True)
 class Imported:
-    """A module (or what ``chain`` reads of it), loaded by now or not."""
+    """A module (or what ``chain`` reads from it), loaded by now or not."""
 
     module: str
     chain: Chain = ()
@@ -34,7 +34,9 @@ class Imported:
 
 @dataclass(frozen=True)
 class Defined:
-    """A function or class that an earlier statement of this cell defines: what using it reaches."""
+    """A function or class that an earlier statement of this cell defines, with what using it
+    reaches.
+    """
 
     name: str
     needs: CodeNeeds
@@ -49,13 +51,15 @@ class Names(Protocol):
     """The names that some code sees."""
 
     def meanings(self, name: str) -> list[Meaning]:
-        """Everything that global ``name`` may mean here; empty if nothing (a ``NameError``)."""
+        """Return everything that global ``name`` may mean here; empty if nothing (a
+        ``NameError``).
+        """
 
     def cell(self, name: str) -> list[Meaning]:
-        """The same for a variable of an enclosing function."""
+        """Do the same for a variable of an enclosing function."""
 
     def old_value(self, name: str) -> object:
-        """Return what binding global ``name`` lets go of; ``None`` if nothing."""
+        """Return the old value that binding global ``name`` releases; ``None`` if nothing."""
 
 
 def _in_spaces(name: str, space: Mapping[str, Any]) -> list[Meaning]:
@@ -109,22 +113,24 @@ class CellNames:
         return [COMPUTED]
 
     def may_bind(self, name: str, meaning: Meaning) -> None:
-        """Note that a statement may bind ``name``: the old meaning stays possible."""
+        """Record that a statement may bind ``name``: the old meaning stays possible."""
         known = self._bound.setdefault(name, [])
         if meaning not in known:
             known.append(meaning)
 
     def binds(self, name: str, meaning: Meaning) -> None:
-        """Note that a plain statement at top level has bound ``name`` for certain."""
+        """Record that a plain statement at top level has certainly bound ``name``."""
         self._bound[name] = [meaning]
         self._replaced.add(name)
 
     def forget(self) -> None:
-        """Let go of the objects that names were found to mean."""
+        """Drop the references to the objects that names were found to mean."""
         self._bound.clear()
 
     def old_value(self, name: str) -> object:
-        """Return what binding ``name`` lets go of, from before the cell; ``None`` if nothing."""
+        """Return the value from before the cell that binding ``name`` releases; ``None`` if
+        nothing.
+        """
         if name in self._replaced:
             return None
         return self._space.get(name)

@@ -1,8 +1,8 @@
-"""Decide whether a cell plainly goes for the GPU, while the driver is not initialised.
+"""Decide whether a cell plainly uses the GPU, while the driver is not initialised.
 
-Such a process cannot use the GPU, and whatever initialises the driver passes Kiwi's gate. Nothing
-has to be proved here: a cell takes its turn beforehand if what it imports, or what its names lead
-to, is of a library that is there to drive a GPU. Whatever is overlooked waits at the gate.
+Such a process cannot use the GPU, and whatever initialises the driver passes Kiwi's gate. So
+nothing has to be proved here: a cell takes its turn beforehand if its imports, or the values of its
+names, are from a GPU library. A use that is overlooked waits at the gate.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds, MagicCall
 
 STEPS_MAX: Final = 400
-"""Values looked at for one cell: a millisecond or so."""
+"""Most values checked for one cell: a millisecond or so."""
 
 ELEMENTS_MAX: Final = 32
 """Most elements to look at in one container: a list of tensors starts with a tensor."""
 
 
 class PlainChecker(Checker):
-    """One per cell. Finds nothing but plain uses; everything that is only possible passes."""
+    """The checker for one cell. It finds plain uses only; everything that is merely possible
+    passes.
+    """
 
     def __init__(
         self, libraries: Libraries, *, magic: Callable[[MagicCall], Objection | None] | None = None
@@ -83,7 +85,7 @@ class PlainChecker(Checker):
         return None if why is None else _fault(line, name, why)
 
     def _holder(self, meaning: Meaning, chain: Chain) -> str | None:
-        """Return what ``trainer`` is in ``trainer.fit``, unless it is a module."""
+        """Return the value of ``trainer`` in ``trainer.fit``, unless it is a module."""
         if not chain or not isinstance(meaning, Existing) or type(meaning.value) is ModuleType:
             return None
         return self._leads(meaning.value)
@@ -149,12 +151,14 @@ class PlainChecker(Checker):
         return f"{how} {module}, which uses the GPU"
 
     def _is_users(self, module: object) -> bool:
-        """Whether it is the notebook's own code or of a file of its user's, not of a package."""
+        """Return whether it is the notebook's own code or from a file of its user's, and not from a
+        package.
+        """
         return isinstance(module, str) and self.libraries.is_users(module)
 
 
 def _module_name(meaning: Meaning) -> str:
-    """The module that a name means, and what was taken of it; "" for anything else."""
+    """Return the module that a name means, and what was taken from it; "" for anything else."""
     if isinstance(meaning, Imported):
         return ".".join((meaning.module, *meaning.chain))
     if isinstance(meaning, Existing) and type(meaning.value) is ModuleType:

@@ -1,4 +1,4 @@
-"""Which names are whose: the scopes of Python, as far as reading a cell needs them."""
+"""The scopes of Python names, as far as reading a cell needs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scope:
 
     @classmethod
     def top(cls) -> Scope:
-        """The cell itself: all its names are global."""
+        """Return the scope of the cell itself: all its names are global."""
         return _TOP
 
     @classmethod
@@ -72,11 +72,11 @@ class Scope:
         return self._parent is None or self._owner(name) is None
 
     def in_class(self, name: str) -> bool:
-        """Return whether ``name`` is bound by the class body that this is."""
+        """Return whether this is a class body that binds ``name``."""
         return self._is_class and name in self._names
 
     def alias(self, name: str) -> tuple[str, Chain] | None:
-        """The module (and what of it) that an import in a function bound to ``name``."""
+        """Return the module (and the part of it) that an import in a function bound to ``name``."""
         if self._parent is None:
             return None
         owner = self._owner(name)
@@ -93,7 +93,7 @@ def _parameters(arguments: ast.arguments) -> set[str]:
 
 
 def _own_nodes(nodes: Iterable[ast.AST]) -> Iterable[ast.AST]:
-    """Every node that belongs to this scope; of nested scopes only their outermost node."""
+    """Yield every node that belongs to this scope, and only the outermost node of nested scopes."""
     stack = list(nodes)
     while stack:
         node = stack.pop()
@@ -108,7 +108,7 @@ def _own_nodes(nodes: Iterable[ast.AST]) -> Iterable[ast.AST]:
 
 
 def bound_in(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that ``nodes`` bind or delete in their own scope."""
+    """Return the names that ``nodes`` bind or delete in their own scope."""
     return _bound(_own_nodes(nodes))
 
 

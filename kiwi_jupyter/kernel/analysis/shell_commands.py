@@ -1,4 +1,4 @@
-"""Shell commands of ``!…`` and ``%%bash``: which plainly have nothing to do with a GPU."""
+"""Find the shell commands in ``!…`` and ``%%bash`` that have nothing to do with a GPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HARMLESS: Final = frozenset(
     which whoami xxd zcat zip
     """.split()
 )
-"""Judged by what people use them for in notebooks. ``kiwi run`` takes a lease of its own."""
+"""Judged by how people use them in notebooks. ``kiwi run`` takes its own lease."""
 
 _RUN_OTHERS: Final = re.compile(
     r"--(to-command|checkpoint-action|use-compress-program|exec|pager|upload-pack)|\s-I\b"
     r"|\bsystem\s*\(|/e\b|-exec\b"
 )
-"""Options by which harmless commands start others."""
+"""Options with which harmless commands start other programs."""
 
 _SUBSTITUTION: Final = re.compile(r"`|\$\(|<\(|>\(|\beval\b")
 _SEPARATORS: Final = re.compile(r"\|\||&&|[;|&\n]")
@@ -30,18 +30,18 @@ _SEPARATORS: Final = re.compile(r"\|\||&&|[;|&\n]")
 
 _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?\Z")
 _QUIET_OPTIONS: Final = frozenset("-u -B -E -O -OO -q -s -S -I".split())
-"""Options of Python that bring nothing else to run."""
+"""Options of Python that run no other code."""
 
 
 class PythonProgram(NamedTuple):
-    """``source`` is what stands after ``-c``, or ``path`` names a script."""
+    """``source`` is the text after ``-c``, or ``path`` names a script."""
 
     source: str | None
     path: str
 
 
 def python_program(script: str) -> PythonProgram | None:
-    """The Python program that ``script`` runs, if that is all that it does."""
+    """Return the Python program that ``script`` runs, if it does nothing else."""
     if _SUBSTITUTION.search(script) or "\n" in script.strip():
         return None
     try:
@@ -64,7 +64,9 @@ def python_program(script: str) -> PythonProgram | None:
 
 
 def may_use_gpu(script: str) -> str | None:
-    """The first command of ``script`` that may use a GPU, as written; ``None`` if none does."""
+    """Return the first command of ``script`` that may use a GPU, as written; ``None`` if none
+    does.
+    """
     if _SUBSTITUTION.search(script):
         return script.strip()
     for command in _SEPARATORS.split(re.sub(r"\d?>&\d", "", script)):

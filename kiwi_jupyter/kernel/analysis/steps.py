@@ -1,8 +1,8 @@
-"""The statements of a cell, read: the half of the analysis that depends on its text alone.
+"""Read the statements of a cell: the half of the analysis that depends on the text alone.
 
-People run a cell again and again, and change a line of it in between; so what was read of each
-statement is kept. What the names mean, whether modules are loaded and what the files of a ``%run``
-hold is looked up anew each time.
+People run a cell again and again, with a changed line in between, so what was read from each
+statement is kept. The meanings of names, whether modules are loaded, and the contents of ``%run``
+files are looked up each time.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ KEPT_STATEMENTS_MAX: Final = 100
 """Statements of a cell that is remembered. A longer one would push out most others."""
 
 Source = tuple[str, int]
-"""The text of which a cell was parsed, and the flags of the compiler."""
+"""The text that a cell was parsed from, and the flags of the compiler."""
 
 _SIMPLE: Final = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
 class CodeStep:
-    """A top-level statement. Holds none of its nodes: other transformers change those in place."""
+    """A top-level statement. It keeps no nodes, because other transformers change those in
+    place.
+    """
 
     now: CodeNeeds
     """What it reaches when it runs."""
     later: CodeNeeds | None
-    """What the use of its definition reaches; ``None`` if it defines nothing."""
+    """What using its definition reaches; ``None`` if it defines nothing."""
     simple: bool
-    """True if it binds its names for certain."""
+    """True if it certainly binds its names."""
     imported: dict[str, Meaning]
     """The names that it imports."""
     alias: tuple[str, str, Chain] | None
-    """For ``a = b.c``: a, b and the attributes read off b."""
+    """For ``a = b.c``: a, b and the attributes read from b."""
     shown_at: int | None
     """The line of an expression: its value is shown if it comes last."""
 
 
 class Reading:
-    """The statements that were read lately. Not thread-safe, as ``Analyzer`` is not."""
+    """The statements that were read lately. Not thread-safe, like ``Analyzer``."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[object, ...], CodeStep] = OrderedDict()
@@ -83,7 +85,7 @@ class Reading:
 
 
 def read(statement: ast.stmt) -> CodeStep:
-    """One top-level statement."""
+    """Read one top-level statement."""
     split = split_definition(statement)
     now, later = split if split is not None else (needs_of([statement]), None)
     return CodeStep(

@@ -6,7 +6,7 @@
  * in seconds; `_bytes` are bytes. Names are the wire's, so that nothing has to be translated.
  */
 
-/** Something is wrong: what, and what to do about it. Also the body of every error. */
+/** What is wrong, and what to do about it. Also the body of every error. */
 export interface IProblem {
   readonly code: string;
   readonly message: string;
@@ -104,7 +104,7 @@ export interface IWaiter {
   /** Expected end of the wait; null: unknown. */
   readonly expected_at: number | null;
   readonly expected_low_at: number | null;
-  /** Likely between these two; null: not known. */
+  /** The wait likely ends between these two; null: not known. */
   readonly expected_high_at: number | null;
 }
 
@@ -126,7 +126,9 @@ export type Priority = 'low' | 'normal' | 'high' | 'training';
 
 export type MovedBy = 'checkpoint' | 'inprocess' | 'both';
 
-/** `path` is the notebook's on this server, of one's own sessions only. */
+/**
+ * A session. `path` is the notebook's path on this server, for this user's sessions only.
+ */
 export interface ISession {
   readonly id: string;
   readonly pid: number;
@@ -273,7 +275,7 @@ export const HISTORY_DEFAULTS = {
   path: null
 } as const;
 
-/** `reachable`: its daemon answers; otherwise the rest is what was known last. */
+/** A GPU. `reachable`: its daemon answers; otherwise the rest is the last known state. */
 export interface IGpu {
   readonly uuid: string;
   readonly name: string;
@@ -327,7 +329,7 @@ export const GPU_DEFAULTS = {
   problem: null
 } as const;
 
-/** All that is known. `epoch` names this run of the server, `seq` the last change. */
+/** The whole state. `epoch` names this run of the server, `seq` the last change. */
 export interface IState {
   readonly epoch: string;
   readonly seq: number;
@@ -347,8 +349,9 @@ export interface ISnapshot {
 }
 
 /**
- * `set`: whole values of fields of the GPU; `sessions`: changed fields, all of a new one;
- * `history`: entries that are new or replace the one with their id.
+ * The change of a GPU. `set`: whole values of fields of the GPU; `sessions`: changed
+ * fields, all fields of a new one; `history`: entries that are new or replace the one
+ * with their id.
  */
 export interface IGpuDelta {
   readonly set?: Partial<Omit<IGpu, 'sessions' | 'history'>>;
@@ -367,14 +370,14 @@ export interface IDelta {
   readonly gpus_gone?: readonly string[];
 }
 
-/** Said when there was nothing else to say for a while. */
+/** Sent when there was nothing else to send for a while. */
 export interface IHeartbeat {
   readonly type: 'heartbeat';
   readonly seq: number;
   readonly now: number;
 }
 
-/** `why`: in plain words, why it was not begun. */
+/** `why`: in plain words, why it has not begun. */
 export interface IBroughtBack {
   readonly begun: boolean;
   readonly why: string;
