@@ -47,6 +47,7 @@ def test_wrong_use_that_the_conformance_suite_leaves_out(worker):
         "driver.cuMemFree, 12345",
         "driver.cuMemcpyDtoH, bytearray(8), alloc(4096) + (1 << 30), 8",
         "driver.cuStreamCreate, 99",
+        "driver.cuCheckpointProcessGetState, -1",
     ):
         assert worker.get(f"name_of({call})") == "CUDA_ERROR_INVALID_VALUE", call
 

@@ -38,20 +38,7 @@ def test_the_whole_way_keeps_every_byte_at_the_same_address(machine, controller)
     assert state(controller, target) == "running"
     assert target.get("p") == address
     assert target.get("digest(p, 24 * MIB)") == before
-
-
-def test_suspended_again_and_again_in_the_middle_of_its_work(machine, controller):
-    target = machine.worker()
-    target.do("loop = Loop(alloc(8 * MIB), 2 * MIB)")
-    for swap in range(1, 4):
-        rounds = target.get("loop.rounds")
-        controller.do(f"suspend({target.pid})")
-        assert machine.used() == 0
-        controller.do(f"resume({target.pid})")
-        wait_until(lambda r=rounds: target.get("loop.rounds") > r, "the loop goes on")
-        assert machine.books(target).checkpoints == swap
-        assert machine.books(target).restores == swap
-    assert target.get("loop.stop()") >= 3
+    assert (machine.books(target).checkpoints, machine.books(target).restores) == (1, 1)
 
 
 def test_a_lock_that_times_out_leaves_the_process_running(machine, controller):
@@ -77,20 +64,6 @@ def test_through_cuda_core(machine, controller):
     assert "CUDA_ERROR_ILLEGAL_STATE" in controller.fails("it.unlock()")
 
 
-def test_processes_that_are_not_targets(machine, controller):
-    bystander = machine.worker(setup="")
-    ended = machine.worker()
-    ended.kill()
-
-    def ask(pid):
-        return controller.get(f"name_of(driver.cuCheckpointProcessGetState, {pid})")
-
-    assert ask(bystander.pid) == "CUDA_ERROR_NOT_INITIALIZED"
-    assert ask(ended.pid) == machine.missing
-    assert ask(-1) == "CUDA_ERROR_INVALID_VALUE"
-    assert "CUDA_ERROR" in controller.fails(f"suspend({ended.pid})")
-
-
 def test_a_thread_id_stands_for_its_process(machine, controller):
     target = machine.worker()
     tid = controller.get(f"checkpoint_of({target.pid}).restore_thread_id")
@@ -106,49 +79,6 @@ def test_a_process_can_lock_itself_only_from_outside_the_gate(machine):
     assert machine.used() == 0
     target.do("resume(os.getpid())")
     assert target.get("used()") == 2 * MIB
-
-
-def test_a_restore_without_room_fails_for_ever_and_the_process_stays_checkpointed(
-    machine, controller
-):
-    target, neighbour = machine.worker(), machine.worker()
-    target.do("p = alloc(40 * MIB)")
-    controller.do(f"suspend({target.pid})")
-    neighbour.do("q = alloc(40 * MIB)")
-    restore = f"name_of(driver.cuCheckpointProcessRestore, {target.pid}, None)"
-    assert controller.get(restore) == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert state(controller, target) == "checkpointed"
-    neighbour.do("free(q)")
-    assert controller.get(restore) == "CUDA_ERROR_OPERATING_SYSTEM"
-    unlock = f"name_of(driver.cuCheckpointProcessUnlock, {target.pid}, None)"
-    assert controller.get(unlock) == "CUDA_ERROR_ILLEGAL_STATE"
-    kept = machine.books(target).kept_bytes.get(0, 0)
-    assert machine.used() - kept == 2 * MIB, "the neighbour's context, beside what it keeps"
-
-
-def test_vmm_mappings_keep_addresses_access_and_bytes(machine, controller):
-    target = machine.worker()
-    target.do(
-        "prop = driver.CUmemAllocationProp()\n"
-        "prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED\n"
-        "prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE\n"
-        "prop.location.id = 0\n"
-        "size = 4 * MIB\n"
-        "a = ck(driver.cuMemAddressReserve(2 * size, 0, 0, 0))\n"
-        "handles = [ck(driver.cuMemCreate(size, prop, 0)) for _ in range(2)]\n"
-        "[ck(driver.cuMemMap(int(a) + i * size, size, 0, h, 0)) for i, h in enumerate(handles)]\n"
-        "desc = driver.CUmemAccessDesc()\n"
-        "desc.location = prop.location\n"
-        "desc.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE\n"
-        "ck(driver.cuMemSetAccess(a, 2 * size, [desc], 1))"
-    )
-    expected = target.get("fill(int(a), 3, 2 * size)")
-    controller.do(f"suspend({target.pid})")
-    assert machine.used() == 0
-    controller.do(f"resume({target.pid})")
-    assert target.get("digest(int(a), 2 * size)") == expected
-    target.do("ck(driver.cuMemUnmap(a, 2 * size))\n[ck(driver.cuMemRelease(h)) for h in handles]")
-    assert machine.device_bytes(target) == 0
 
 
 @pytest.mark.parametrize("stage", ["running", "locked", "checkpointed", "restored"])

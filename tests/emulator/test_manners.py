@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 
@@ -52,10 +50,6 @@ def caller(machine):
 
 def call(controller, pid, what, args=", None"):
     return controller.get(f"name_of(driver.cuCheckpointProcess{what}, {pid}{args})")
-
-
-def state(controller, pid):
-    return call(controller, pid, "GetState", "")
 
 
 @contextmanager
@@ -108,19 +102,6 @@ def test_a_daemon_is_told_which_driver_it_emulates(machine):
 # --- the target's own calls ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SYNCS)
-def test_a_wait_returns_at_once_while_locked_and_crashes_while_checkpointed(machine, name):
-    controller, target = caller(machine), machine.worker()
-    target.do(OLD)
-    assert call(controller, target.pid, "Lock") == "CUDA_SUCCESS"
-    assert target.get(SYNCS[name]) == "CUDA_SUCCESS"
-    assert call(controller, target.pid, "Checkpoint") == "CUDA_SUCCESS"
-    target.send(SYNCS[name])
-    assert target.ended(30.0)
-    assert target.returncode == -signal.SIGSEGV
-    wait_until(lambda: machine.used() == 0, "all is given back")
-
-
 def test_it_crashes_in_the_thread_that_calls_with_work_ahead_it_waits(worst):
     controller, target = caller(worst), worst.worker()
     target.do(OLD)
@@ -145,24 +126,6 @@ def test_while_a_checkpoint_is_under_way_a_wait_crashes_already(worst):
     assert controller.answer() == "CUDA_ERROR_OPERATING_SYSTEM"
 
 
-def test_a_thread_inside_a_wait_when_the_lock_comes_returns_and_then_it_is_locked(machine):
-    controller, target = caller(machine), machine.worker()
-    target.do(OLD)
-    target.send("launch('spin_ns', 1_500_000_000); began = time.monotonic(); sync()", "exec")
-    wait_until(lambda: _busy(machine, target), "the kernel runs")
-    controller.do(f"suspend({target.pid})")
-    target.answer()
-    controller.do(f"resume({target.pid})")
-    assert target.get("digest(p, 4 * MIB) == expected")
-
-
-def _busy(machine, target):
-    from kiwi_core.emulator._state import mapped
-
-    with mapped(machine.state) as found:
-        return any(p.pid == target.pid and p.busy_since_ns[0] for p in found.procs)
-
-
 def test_a_wait_that_comes_during_the_lock_does_not_crash_afterwards(worst):
     controller, target = caller(worst), worst.worker()
     target.do(OLD + "\nlaunch('spin_ns', 4_000_000_000)")  # the lock waits for its end
@@ -172,61 +135,6 @@ def test_a_wait_that_comes_during_the_lock_does_not_crash_afterwards(worst):
     assert target.answer() == "CUDA_SUCCESS"
     controller.answer()
     controller.do(f"resume({target.pid})")
-    assert target.get("digest(p, 4 * MIB) == expected")
-
-
-@pytest.mark.parametrize(
-    "code",
-    ["digest(p, 4 * MIB) == expected", "alloc(64) > 0", "name_of(driver.cuEventRecord, e, s)"],
-)
-@pytest.mark.parametrize("held", ["lock", "suspend"])
-def test_other_calls_wait_for_the_unlock(machine, held, code):
-    controller, target = caller(machine), machine.worker()
-    target.do(OLD)
-    controller.do(
-        f"checkpoint_of({target.pid}).lock()" if held == "lock" else f"suspend({target.pid})"
-    )
-    target.send(code)
-    assert not target.answered(QUIET_S)
-    controller.do(
-        f"checkpoint_of({target.pid}).unlock()" if held == "lock" else f"resume({target.pid})"
-    )
-    assert target.answer() in (True, "CUDA_SUCCESS")
-
-
-def test_memory_info_is_right_while_locked_and_an_error_while_checkpointed(machine):
-    controller, target, other = caller(machine), machine.worker(), machine.worker()
-    target.do(OLD)
-    controller.do(f"checkpoint_of({target.pid}).lock()")
-    assert target.get("used()") == machine.used()
-    controller.do(f"checkpoint_of({target.pid}).checkpoint()")
-    assert target.fails("used()") == "CUDA_ERROR_OPERATING_SYSTEM"
-    other.do("p = alloc(8 * MIB)")
-    controller.do(f"checkpoint_of({target.pid}).restore()")
-    assert target.get("used()") == machine.used()
-    controller.do(f"checkpoint_of({target.pid}).unlock()")
-    assert target.get("digest(p, 4 * MIB) == expected")
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        "name_of(driver.cuDeviceGetAttribute, 1, 0)",
-        "name_of(driver.cuCtxGetCurrent)",
-        "name_of(driver.cuDevicePrimaryCtxRetain, 0)",
-    ],
-)
-@pytest.mark.parametrize("held", ["lock", "suspend"])
-def test_some_questions_are_answered_while_it_is_held(machine, held, question):
-    controller, target = caller(machine), machine.worker()
-    target.do(OLD)
-    controller.do(
-        f"checkpoint_of({target.pid}).lock()" if held == "lock" else f"suspend({target.pid})"
-    )
-    assert target.get(question) == "CUDA_SUCCESS"
-    controller.do(
-        f"checkpoint_of({target.pid}).unlock()" if held == "lock" else f"resume({target.pid})"
-    )
     assert target.get("digest(p, 4 * MIB) == expected")
 
 
@@ -258,40 +166,6 @@ def test_a_state_query_waits_for_an_operation_and_nvml_does_not(machine):
         emulator.set_copy_bandwidth(machine.state, 0)
         assert controller.answer() == "CUDA_SUCCESS"
         assert other.answer() == "CUDA_SUCCESS"
-
-
-@pytest.mark.parametrize(
-    ("held", "what", "args"),
-    [
-        ("", "GetState", ""),
-        ("", "Lock", ", lock_args(200)"),
-        ("suspend", "Restore", ", None"),
-    ],
-)
-def test_a_stopped_target_answers_nothing_until_it_goes_on(machine, held, what, args):
-    controller, target = caller(machine), machine.worker()
-    target.do(OLD)
-    if held:
-        controller.do(f"suspend({target.pid})")
-    with stopped(target):
-        controller.send(f"name_of(driver.cuCheckpointProcess{what}, {target.pid}{args})")
-        assert not controller.answered(2 * QUIET_S)
-    assert controller.answer() == "CUDA_SUCCESS"
-    if what != "GetState":
-        controller.do(f"checkpoint_of({target.pid}).unlock()")
-    assert target.get("digest(p, 4 * MIB) == expected")
-
-
-def test_who_is_no_target(machine):
-    controller, bystander, ended = caller(machine), machine.worker(setup=""), machine.worker()
-    ended.kill()
-    zombie = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    pids = (ended.pid, zombie.pid, bystander.pid)
-    answers = [(state(controller, pid), call(controller, pid, "Lock")) for pid in pids]
-    zombie.wait()
-    missing, no_cuda = "CUDA_ERROR_OPERATING_SYSTEM", "CUDA_ERROR_NOT_INITIALIZED"
-    assert answers == [(missing, missing), (no_cuda, no_cuda), (no_cuda, no_cuda)]
 
 
 def test_a_lock_whose_target_ends_meanwhile_answers_304(machine):
@@ -332,6 +206,7 @@ def test_a_restore_without_room_keeps_all_that_was_free_until_the_process_is_kil
     controller.do(f"suspend({target.pid})")
     hog.do("q = alloc(40 * MIB)")
     assert call(controller, target.pid, "Restore") == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert controller.get(f"checkpoint_of({target.pid}).state") == "checkpointed"
     assert machine.used() == 64 * MIB
     assert controller.get(rows) == [hog.pid]
     assert controller.get("pynvml.nvmlDeviceGetMemoryInfo(h).free") == 0
@@ -535,7 +410,7 @@ def test_a_checkpoint_that_kills(worst, pair, delay_s):
     assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_OPERATING_SYSTEM"
     assert time.monotonic() - began_s >= delay_s
     assert target.ended(30.0)
-    assert state(controller, target.pid) == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert call(controller, target.pid, "GetState", "") == "CUDA_ERROR_OPERATING_SYSTEM"
 
 
 def test_a_lock_that_kills(worst, pair):
