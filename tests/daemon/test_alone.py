@@ -19,7 +19,6 @@ from kiwi_core.units import MIB
 if TYPE_CHECKING:
     from daemon import Daemon
 
-    from kiwi_core.wire.status import SessionStatus
 
 Start = "Callable[..., Daemon]"
 Make = "Callable[..., PreloadedProgram]"
@@ -35,25 +34,6 @@ def out(daemon: Daemon, worker: Worker) -> None:
         observer.hello()
         assert observer.ask("release", session=session.id)["type"] == "ok"
     daemon.wait_state(worker.pid, "paged-out")
-
-
-def wholly_in(session: SessionStatus) -> bool:
-    """Return whether all memory is in the GPU. A new daemon may have to look twice."""
-    return session.resident_bytes >= 64 * MIB and session.paged_out_bytes == 0
-
-
-def test_all_daemons_are_killed_while_memory_is_out(start: Start, preloaded: Make) -> None:
-    daemon = start("1x128MiB", "--idle-after", "0.3")
-    one = preloaded(daemon, **IMPATIENT)
-    one.take(64)
-    out(daemon, one)
-    daemon.kill_all()
-    assert one.intact(), "it came back by itself"
-    daemon.start()
-    daemon.wait_for(lambda s: s.sessions and wholly_in(s.sessions[0]), "it is known")
-    assert [session.pid for session in daemon.status().sessions] == [one.pid]
-    out(daemon, one)
-    assert one.intact()
 
 
 @pytest.mark.parametrize("where", ["in", "out"])

@@ -95,17 +95,6 @@ def test_nobody_is_brought_back_while_somebody_runs_or_waits(
     assert out.intact()
 
 
-def test_it_can_be_switched_off(start: Start, program: Program) -> None:
-    daemon = start("1x256MiB", "--no-bring-back")
-    one = program(daemon, 20)
-    one.worker.do("client.release()")
-    daemon.wait_state(one.pid, "paged-out")
-    begun, why = one.worker.get("client.bring_back()")
-    assert not begun
-    assert "switched off" in why
-    assert one.intact()
-
-
 def test_an_observer_releases_what_is_at_rest_and_the_log_says_who(
     start: Start, program: Program
 ) -> None:

@@ -34,20 +34,6 @@ def test_goodbye_while_paged_out_brings_the_memory_back(start: Start, program: P
     assert other.intact()
 
 
-def test_release_moves_the_memory_out_and_the_next_burst_brings_it_back(
-    start: Start, program: Program
-) -> None:
-    daemon = start("1x256MiB")
-    one = program(daemon, 150)
-    one.worker.do("client.release()")
-    daemon.wait_state(one.pid, "paged-out")
-    assert daemon.books().gpus[0].used_bytes == 0
-    assert one.intact()
-    one.worker.do("begin(); client.end_burst(); client.release()")
-    daemon.wait_state(one.pid, "paged-out")
-    assert one.intact()
-
-
 def test_a_living_process_without_a_connection_gets_time_and_then_leaves(
     start: Start, program: Program
 ) -> None:

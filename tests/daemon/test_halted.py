@@ -119,17 +119,25 @@ def stopped(daemon: Daemon, one: SessionProgram) -> str:
     return session.stopped
 
 
+@pytest.mark.parametrize("noticed", [False, True], ids=["unnoticed", "noticed"])
 @pytest.mark.parametrize("where", ["idle", "running"])
 def test_one_that_ctrl_z_stopped_makes_room_for_one_that_does_not_fit_beside_it(
-    start: Start, program: Program, where: str
+    start: Start, program: Program, where: str, *, noticed: bool
 ) -> None:
-    """It is continued while it is moved out, and then stopped again."""
+    """It is continued while it is moved out, and then stopped again, whether or not the daemon has
+    noticed that it is stopped when another session asks for the GPU."""
     daemon = start("1x256MiB", *QUICK, env=WORST)
     stage = Stage(daemon, program)
     getattr(stage, where)()
-    with answering(daemon), WAYS["ctrl-z"](stage.target.pid):
-        turn(stage.big)
+
+    def shown() -> None:
         daemon.wait_for(lambda _: WORDS["ctrl-z"] in stopped(daemon, stage.target), "the words")
+
+    with answering(daemon), WAYS["ctrl-z"](stage.target.pid):
+        if noticed:
+            shown()
+        turn(stage.big)
+        shown()
     if where == "running":
         works(stage.target)
         stage.target.stop_burst()

@@ -231,5 +231,6 @@ def test_nvml_hangs_from_the_start(start: Start, program: Program, call: str) ->
     with answering(daemon):
         for each in (one, other):
             turn(each)
+        daemon.wait_for(lambda status: bool(status.errors), "it is shown")
     assert one.intact()
     assert other.intact()

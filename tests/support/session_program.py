@@ -1,8 +1,7 @@
 """A small program that is a session of a real daemon: it holds memory and works in bursts.
 
 Its memory is filled with a pattern; each burst works in a loop that checks what it reads.
-``cuda_processes.Worker`` controls it over pipes, so it also answers while the driver holds it,
-unless it was told to keep the GIL in its driver calls (``frozen``).
+``cuda_processes.Worker`` controls it over pipes, so it also answers while the driver holds it.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def intact():
 class Burst:
     '''Works until stopped; ``rounds`` counts.'''
 
-    def __init__(self, frozen):
-        self.frozen, self.granted, self.stopped = frozen, False, False
+    def __init__(self):
+        self.granted, self.stopped = False, False
         self.rounds, self.error = 0, ""
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -64,9 +63,8 @@ class Burst:
             begin()
             self.granted = True
             ck(driver.cuCtxSetCurrent(context))
-            step = self.frozen_step if self.frozen else self.step
             while not self.stopped:
-                step()
+                self.step()
                 self.rounds += 1
                 time.sleep(0.01)
         except BaseException as error:
@@ -80,20 +78,11 @@ class Burst:
         if read(p, 4096) != part:
             raise AssertionError("wrong bytes")
 
-    def frozen_step(self):
-        '''Through a call that keeps the interpreter's lock, as some libraries do.'''
-        import ctypes
-        library = ctypes.PyDLL(client.welcome.emulation.libcuda)
-        data = ctypes.create_string_buffer(4096)
-        status = library.cuMemcpyDtoH_v2(data, ctypes.c_uint64(p), ctypes.c_size_t(4096))
-        if status:
-            raise AssertionError(f"copy failed: {{status}}")
-
 burst = None
 
-def start_burst(frozen=False):
+def start_burst():
     global burst
-    burst = Burst(frozen)
+    burst = Burst()
 
 def stop_burst():
     burst.stopped = True
@@ -151,8 +140,8 @@ class SessionProgram:
         """Read all memory, in a burst of its own, and return whether it is right."""
         return bool(self.worker.get("intact()"))
 
-    def start_burst(self, *, frozen: bool = False) -> None:
-        self.worker.do(f"start_burst({frozen})")
+    def start_burst(self) -> None:
+        self.worker.do("start_burst()")
 
     def burst(self) -> tuple[bool, int]:
         """Return whether the burst was granted, and its rounds so far; raise its error."""

@@ -27,25 +27,6 @@ Linked = "Callable[..., LinkedProgram]"
 SUPPORT = Path(__file__).parents[2] / "support"
 
 
-def test_two_that_do_not_fit_take_turns_through_their_libraries(
-    start: Start, linked: Linked
-) -> None:
-    daemon = start(*QUICK, "--tq", "0.5")
-    first, second = linked(daemon), linked(daemon)
-    contents = []
-    for seed, one in enumerate((first, second)):
-        one.do(f"library.take({40 * MIB}, {seed})")
-        contents.append(one.digest())
-    daemon.wait_state(first.pid, "paged-out", "suspended")
-    for _ in range(2):
-        for one, content in zip((first, second), contents, strict=True):
-            assert one.digest() == content
-    assert "page-out" in first.get("library.orders")
-    assert "page-in" in second.get("library.orders")
-    log = daemon.log()
-    assert "session lost" not in log
-
-
 def test_a_daemon_that_was_killed_finds_what_is_out(start: Start, linked: Linked) -> None:
     daemon = start(*QUICK)
     one = linked(daemon, 40)
