@@ -11,14 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from daemon import PATIENCE_S, wait_until
 
-from kiwi_core import emulator
 from kiwi_core.client import Client
 from kiwi_core.errors import PeerError
-from kiwi_core.sched.replay import JournalHeader, decode_line
 from kiwi_core.states import AntiThrash, Priority
 from kiwi_core.wire.messages import Role
 
@@ -166,32 +163,6 @@ def _pid_of(daemon: Daemon, uuid: str) -> int:
 
 # --- what it finds in its state directory -------------------------------------------------------
 
-GARBAGE = {  # test_roster.py has more, without a daemon
-    "noise": bytes(range(256)) * 40,
-    "deep": b"[" * 100_000,
-    "another boot": b'{"version":1,"boot_id":"x","next_op":7,"tq_ns":5000000000,"sessions":'
-    b'[{"session":"k1","pid":1,"start_ticks":1,"uid":0}]}',
-}
-
-
-def test_damaged_rosters_and_journals_are_survived(start: Start) -> None:
-    daemon = start("1x64MiB")
-    roster = next((daemon.directory / "state").glob("*.roster"))
-    journal = roster.with_suffix(".journal")
-    for name, contents in GARBAGE.items():
-        daemon.kill_all()
-        roster.write_bytes(contents)
-        journal.write_bytes(contents)
-        daemon.start()
-        assert not daemon.status().sessions, name
-        assert daemon.status().scheduler.tq_s == 30, name
-    header = decode_line(journal.read_bytes().splitlines()[0])
-    assert isinstance(header, JournalHeader)
-    assert header.first_op == 7, "operation ids are never used again"
-    assert daemon.terminate() == 0
-    for old in journal.parent.glob("*.journal.*"):
-        old.unlink()  # garbage on purpose
-
 
 def test_a_full_disk_costs_the_journal_not_the_sessions(
     start: Start, program: Program, short: Path
@@ -264,30 +235,6 @@ def test_told_to_end_it_brings_back_what_has_room(
         wait_until(lambda one=one, mark=mark: one.rounds() > mark, "its burst goes on")
         one.stop_burst()
     assert all(one.intact() for one in (a, b, c))
-
-
-def test_a_supervisor_that_is_killed_is_followed_by_another(start: Start, program: Program) -> None:
-    """The orphaned daemon brings all sessions back and leaves; a new one waits for that."""
-    daemon = start("1x256MiB", "--tq", "0.3")
-    a, b = program(daemon, 150), program(daemon, 150)
-    daemon.wait_state(a.pid, "paged-out")
-    b.start_burst()
-    wait_until(b.granted, "grant")
-    child = psutil.Process(daemon.status().daemon_pid)
-    emulator.set_copy_bandwidth(daemon.state_path, 100 << 20)
-    assert daemon.process is not None
-    daemon.process.kill()
-    daemon.process.wait()
-    daemon.start()
-    wait_until(lambda: not child.is_running(), "the orphan gone")
-    emulator.set_copy_bandwidth(daemon.state_path, 0)
-    mark = b.rounds()
-    wait_until(lambda: b.rounds() > mark, "its burst goes on")
-    b.stop_burst()
-    assert a.intact()
-    assert b.intact()
-    assert "supervisor is gone" in daemon.log()
-    assert daemon.terminate() == 0
 
 
 def test_repeated_crashes_keep_the_live_settings(start: Start) -> None:

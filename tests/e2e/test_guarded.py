@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from client_program import ClientProgram
 from gpu_cells import PRELUDE
 from patience import wait_until
 
@@ -22,12 +21,11 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from notebooks import Notebook
 
-    from kiwi_core.wire.messages import SessionStatus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 PROGRAM = """
-import sys, time
+import json, os, sys
 from cuda.bindings import driver
 def ck(result):
     assert result[0] == driver.CUresult.CUDA_SUCCESS, result
@@ -37,59 +35,13 @@ ck(driver.cuCtxSetCurrent(ck(driver.cuDevicePrimaryCtxRetain(ck(driver.cuDeviceG
 size = int(sys.argv[1]) << 20
 pointer = ck(driver.cuMemAlloc(size))
 ck(driver.cuMemsetD8(pointer, 7, size))
-print("has it", flush=True)
-rounds, back = 0, bytearray(size)
-while not sys.stdin.readline().strip() == "end":
+print(json.dumps({"pid": os.getpid()}), flush=True)
+back = bytearray(size)
+for _ in sys.stdin:
     ck(driver.cuCtxSynchronize())
     ck(driver.cuMemcpyDtoH(back, pointer, size))
-    assert back.count(7) == size, "wrong bytes"
-    print("right", flush=True)
+    print(json.dumps(back.count(7) == size), flush=True)
 """
-
-
-def python(source: str, mib: int) -> list[str]:
-    return [sys.executable, "-c", source, str(mib)]
-
-
-class Program:
-    """A program under ``kiwi run``; ``before`` is the command that starts it (``env -u
-    LD_PRELOAD``)."""
-
-    def __init__(self, daemon: Daemon, name: str, mib: int, *before: str) -> None:
-        command = ["run", "--require", "--name", name, "--", *before]
-        self.daemon, self.name = daemon, name
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kiwi_core.cli", *command, *python(PROGRAM, mib)],
-            env={**os.environ, **daemon.env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def hear(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    @property
-    def pid(self) -> int:
-        """Return the pid of the program, not of ``kiwi run``."""
-        of = self.process.pid
-        (pid,) = Path(f"/proc/{of}/task/{of}/children").read_text().split()
-        return int(pid)
-
-    def say(self, word: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-
-    @property
-    def session(self) -> SessionStatus | None:
-        sessions = self.daemon.status().sessions
-        return next((one for one in sessions if one.name == self.name), None)
-
-    def end(self) -> int:
-        self.process.communicate("end\n", timeout=60)
-        return self.process.returncode
 
 
 @pytest.fixture(autouse=True)
@@ -98,26 +50,27 @@ def compiled() -> None:
 
 
 @pytest.fixture
-def run(stack: Any) -> Callable[..., Program]:
-    def start(*args: Any) -> Program:
-        program = Program(*args)
-        stack.callback(program.process.wait, 60)
-        stack.callback(program.process.kill)
+def run(stack: Any) -> Callable[..., ClientProgram]:
+    """``run(daemon, "first", 150)`` starts a program that takes so many MiB under ``kiwi run``; the
+    other arguments are the command that starts it (``env -u LD_PRELOAD``)."""
+
+    def start(daemon: Daemon, name: str, mib: int, *before: str) -> ClientProgram:
+        command = [*before, sys.executable, "-c", PROGRAM, str(mib)]
+        program: ClientProgram = stack.enter_context(ClientProgram(daemon, name, command))
         return program
 
     return start
 
 
 def test_programs_under_kiwi_run_are_guarded_and_take_turns(
-    make_daemon: Callable[..., Daemon], run: Callable[..., Program]
+    make_daemon: Callable[..., Daemon], run: Callable[..., ClientProgram]
 ) -> None:
     daemon = make_daemon("1x256MiB", "--tq", "0.5")
     first, second = run(daemon, "first", 150), run(daemon, "second", 150)
-    assert first.hear() == "has it"
-    assert second.hear() == "has it"
+    assert first.introduction()["pid"]
+    assert second.introduction()["pid"]
     for program in (first, second, first):
-        program.say("look")
-        assert program.hear() == "right"
+        assert program.get("look") is True
     for program in (first, second):
         assert program.session is not None
         assert program.session.guarded
@@ -129,11 +82,11 @@ def test_programs_under_kiwi_run_are_guarded_and_take_turns(
 
 
 def test_a_program_with_a_stripped_environment_keeps_the_gpu_until_it_is_done(
-    make_daemon: Callable[..., Daemon], run: Callable[..., Program], kiwi: Callable[..., Any]
+    make_daemon: Callable[..., Daemon], run: Callable[..., ClientProgram], kiwi: Callable[..., Any]
 ) -> None:
     daemon = make_daemon("1x256MiB", "--tq", "0.5")
     bare = run(daemon, "bare", 150, "env", "-u", "LD_PRELOAD")
-    assert bare.hear() == "has it"
+    assert bare.introduction()["pid"]
     wait_until(lambda: bare.session and not bare.session.guarded, "it is known to have no gate")
     other = run(daemon, "other", 150)
 
@@ -142,8 +95,7 @@ def test_a_program_with_a_stripped_environment_keeps_the_gpu_until_it_is_done(
 
     wait_until(held_up, "the other one is told why it waits")
     for _ in range(20):
-        bare.say("look")
-        assert bare.hear() == "right"
+        assert bare.get("look") is True
     assert bare.session is not None
     assert bare.session.suspensions == 0
     assert "LD_PRELOAD" in bare.session.unguarded_text
@@ -155,7 +107,7 @@ def test_a_program_with_a_stripped_environment_keeps_the_gpu_until_it_is_done(
     assert "no gate of Kiwi's" in refused.err
     assert not bare.session.kept_out
     assert bare.end() == 0
-    assert other.hear() == "has it"
+    assert other.introduction()["pid"]
     assert other.session is not None
     assert other.session.guarded
     assert other.end() == 0
@@ -181,11 +133,11 @@ def test_a_notebook_and_its_children_are_guarded(
     kernel.check(PRELUDE)
     kernel.check("memory = Memory(32, 1)")
     kernel.check(f"PROGRAM = {PROGRAM!r}")
-    assert "has it" in kernel.check(CHILD).text
+    assert "pid" in kernel.check(CHILD).text
     (session,) = daemon.status().sessions
     assert session.guarded, session.unguarded_text
     assert "Unguarded" not in kernel.check("%kiwi status").text
-    kernel.check("child.communicate('end\\n')")
+    kernel.check("child.communicate()")
 
 
 def test_a_kernel_that_had_loaded_the_driver_before_kiwi_is_unguarded_and_says_so(
@@ -209,21 +161,19 @@ def test_a_kernel_that_had_loaded_the_driver_before_kiwi_is_unguarded_and_says_s
 
 
 def test_a_program_that_is_stopped_while_it_runs_loses_its_turn_and_nothing_else(
-    make_daemon: Callable[..., Daemon], run: Callable[..., Program]
+    make_daemon: Callable[..., Daemon], run: Callable[..., ClientProgram]
 ) -> None:
     daemon = make_daemon("1x256MiB", "--tq", "0.5")
     first = run(daemon, "first", 150)
-    assert first.hear() == "has it"
+    assert first.introduction()["pid"]
     os.kill(first.pid, signal.SIGSTOP)
     second = run(daemon, "second", 150)
-    assert second.hear() == "has it", "the stopped one does not keep the GPU"
+    assert second.introduction()["pid"], "the stopped one does not keep the GPU"
     wait_until(lambda: first.session and first.session.stopped, "the status says so")
     for _ in range(5):
-        second.say("look")
-        assert second.hear() == "right"
+        assert second.get("look") is True
     os.kill(first.pid, signal.SIGCONT)
     wait_until(lambda: first.session and not first.session.stopped, "it goes on")
     assert second.end() == 0
-    first.say("look")
-    assert first.hear() == "right"
+    assert first.get("look") is True
     assert first.end() == 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from client_program import ClientProgram
 
 from kiwi_core.states import MovedBy, SessionState
 
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
 
     from daemon import Daemon
 
-    from kiwi_core.wire.messages import GpuStatus, SessionStatus
+    from kiwi_core.wire.messages import GpuStatus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 PROGRAM = """
-import sys
+import json, sys
 from cuda.bindings import driver
 MIB = 1 << 20
 def ck(result):
@@ -43,100 +42,71 @@ def intact():
 ck(driver.cuInit(0))
 ck(driver.cuCtxSetCurrent(ck(driver.cuDevicePrimaryCtxRetain(ck(driver.cuDeviceGet(0))))))
 for line in sys.stdin:
-    print(eval(line), flush=True)
+    print(json.dumps(eval(line)), flush=True)
 """
 
 
-class Program:
-    def __init__(self, daemon: Daemon, name: str) -> None:
-        command = ["run", "--pager", "inprocess", "--require", "--name", name, "--"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kiwi_core.cli", *command, sys.executable, "-c", PROGRAM],
-            env={**os.environ, **daemon.env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.daemon, self.name = daemon, name
+@pytest.fixture
+def run(stack: ExitStack) -> Callable[[Daemon, str], ClientProgram]:
+    def start(daemon: Daemon, name: str) -> ClientProgram:
+        command = [sys.executable, "-c", PROGRAM]
+        program = ClientProgram(daemon, name, command, "--pager", "inprocess")
+        return stack.enter_context(program)
 
-    def get(self, expression: str) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(expression + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
+    return start
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
-    @property
-    def session(self) -> SessionStatus:
-        return next(s for s in self.daemon.status().sessions if s.name == self.name)
+def wait_rests(program: ClientProgram) -> None:
+    """Wait until the program lives and does not hold the GPU."""
 
-    def wait_rests(self) -> None:
-        """Wait until it lives and does not hold the GPU."""
+    def rests(status: GpuStatus) -> bool:
+        (session,) = (s for s in status.sessions if s.name == program.name)
+        busy = (SessionState.RUNNING, SessionState.WAITING)
+        return session.pager is MovedBy.INPROCESS and session.state not in busy
 
-        def rests(status: GpuStatus) -> bool:
-            (session,) = (s for s in status.sessions if s.name == self.name)
-            busy = (SessionState.RUNNING, SessionState.WAITING)
-            return session.pager is MovedBy.INPROCESS and session.state not in busy
-
-        self.daemon.wait_for(rests, f"{self.name} rests", 90.0)
-
-    def end(self) -> int:
-        self.process.communicate(timeout=60)
-        return self.process.returncode
-
-    def kill(self) -> None:
-        with self.process:
-            self.process.kill()
+    program.daemon.wait_for(rests, f"{program.name} rests", 90.0)
 
 
 def test_two_programs_that_each_want_most_of_the_gpu(
-    make_daemon: Callable[..., Daemon], stack: ExitStack
+    make_daemon: Callable[..., Daemon], run: Callable[[Daemon, str], ClientProgram]
 ) -> None:
     """Neither waits for the other's quantum, which is ten minutes, and neither runs out of
     memory."""
     daemon = make_daemon("1x256MiB", "--tq", "600")
-    first = Program(daemon, "first")
-    stack.callback(first.kill)
-    assert first.get("take(170)") == "None"
-    first.wait_rests()
-    second = Program(daemon, "second")
-    stack.callback(second.kill)
-    assert second.get("take(20)") == "None"
+    first = run(daemon, "first")
+    assert first.get("take(170)") is None
+    wait_rests(first)
+    second = run(daemon, "second")
+    assert second.get("take(20)") is None
     for _ in range(10):  # up to 90 % of the GPU, in small steps
-        assert second.get("take(20)") == "None"
-    assert second.get("intact()") == "True"
-    second.wait_rests()
+        assert second.get("take(20)") is None
+    assert second.get("intact()") is True
+    wait_rests(second)
     assert first.session.paged_out_bytes > 0
-    assert first.get("intact()") == "True"
-    assert second.get("intact()") == "True"
+    assert first.get("intact()") is True
+    assert second.get("intact()") is True
     assert (first.end(), second.end()) == (0, 0)
 
 
 def test_a_program_that_is_out_when_its_kiwi_run_is_killed(
-    make_daemon: Callable[..., Daemon], stack: ExitStack
+    make_daemon: Callable[..., Daemon], run: Callable[[Daemon, str], ClientProgram]
 ) -> None:
     """The program is then its own session, and comes back when it is used: another idle program
     makes room for it."""
     daemon = make_daemon("1x256MiB", "--tq", "600", "--idle-after", "1")
-    first = Program(daemon, "first")
-    stack.callback(first.kill)
-    assert first.get("take(170)") == "None"
-    first.wait_rests()
+    first = run(daemon, "first")
+    assert first.get("take(170)") is None
+    wait_rests(first)
     root = first.session.pid
-    second = Program(daemon, "second")
-    stack.callback(second.kill)
-    assert second.get("take(170)") == "None"
-    second.wait_rests()
+    second = run(daemon, "second")
+    assert second.get("take(170)") is None
+    wait_rests(second)
     assert first.session.paged_out_bytes > 0
-    first.process.kill()
+    first.kill_kiwi_run()
     daemon.wait_for(
         lambda s: [x.paged_out_bytes > 0 for x in s.sessions if x.pid not in (root, second.pid)],
         "it is a session of its own, and out",
     )
-    assert first.get("intact()") == "True"
-    assert second.get("intact()") == "True"
+    assert first.get("intact()") is True
+    assert second.get("intact()") is True
     assert second.end() == 0

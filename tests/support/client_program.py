@@ -22,11 +22,13 @@ ENDS_WITHIN_S = 60.0
 
 
 class ClientProgram:
-    def __init__(self, daemon: Daemon, name: str, command: list[str]) -> None:
+    """``options`` are those of ``kiwi run``."""
+
+    def __init__(self, daemon: Daemon, name: str, command: list[str], *options: str) -> None:
         self.daemon, self.name = daemon, name
-        run = [sys.executable, "-m", "kiwi_core.cli", "run", "--require", "--name", name, "--"]
+        run = [sys.executable, "-m", "kiwi_core.cli", "run", "--require", "--name", name, *options]
         self._run = subprocess.Popen(
-            [*run, *command],
+            [*run, "--", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -69,14 +71,19 @@ class ClientProgram:
         self.ask(question)
         return self.answer()
 
+    def kill_kiwi_run(self) -> None:
+        """Kill ``kiwi run``, but not the program."""
+        self._run.kill()
+
     def end(self) -> int:
         """End the program's input and return the exit code of ``kiwi run``."""
         self._run.communicate(timeout=ENDS_WITHIN_S)
         return self._run.returncode
 
     @property
-    def session(self) -> SessionStatus:
-        return next(s for s in self.daemon.status().sessions if s.name == self.name)
+    def session(self) -> SessionStatus | None:
+        sessions = self.daemon.status().sessions
+        return next((one for one in sessions if one.name == self.name), None)
 
     @property
     def books(self) -> ProcessBooks:
