@@ -166,32 +166,6 @@ def test_somebody_elses_database_is_put_aside(ledger: Ledger) -> None:
     assert ledger._path.with_name("GPU-1.usage.damaged").exists()
 
 
-BEFORE_JOBS = (
-    "CREATE TABLE old AS SELECT * FROM usage",
-    "ALTER TABLE old DROP COLUMN job",
-    "DROP TABLE usage",
-    "ALTER TABLE old RENAME TO usage",
-)
-
-
-@pytest.mark.parametrize(("version", "steps"), [(1, BEFORE_JOBS), (2, ())])
-def test_a_file_of_an_earlier_version_is_taken_over(
-    ledger: Ledger, version: int, steps: tuple[str, ...]
-) -> None:
-    ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
-    with sqlite3.connect(ledger._path) as db:
-        for step in ("ALTER TABLE usage DROP COLUMN ended", *steps):
-            db.execute(step)
-        db.execute(f"PRAGMA user_version = {version}")
-    db.close()
-    ledger.add({at(NOW_S, job="12"): Account(held_ns=5)}, NOW_S)
-    assert ledger.totals(0, by="job")[1] == [
-        Total(ALICE, "", Account(held_ns=7)),
-        Total(ALICE, "12", Account(held_ns=5)),
-    ]
-    assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=12))]
-
-
 def test_no_disk_is_an_error_and_no_harm(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "gone" / "GPU-1.usage")
     with pytest.raises(sqlite3.OperationalError):

@@ -41,14 +41,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["r.roster"]
 
 
-def test_one_from_before_it_said_who_has_left_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "r.roster"
-    older = json.loads(msgspec.json.encode(ROSTER))
-    del older["off"]
-    path.write_text(json.dumps(older))
-    assert RosterFile(path).read() == msgspec.structs.replace(ROSTER, off=[])
-
-
 @pytest.mark.parametrize("field", ["boot_id", "version"])
 def test_of_another_boot_or_version_only_the_numbers_count(tmp_path: Path, field: str) -> None:
     """Pids mean nothing then, but the number of an operation must not be reused."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-VERSION: Final = 3
+VERSION: Final = 1
 
 HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S
@@ -43,7 +43,6 @@ _T = TypeVar("_T")
 
 _COLUMNS: Final = ("begins_s", "uid", "name", "job", *Account._fields)
 _SUMS: Final = ", ".join(f"SUM({name})" for name in Account._fields)
-_BEFORE_ENDED: Final = ", ".join(name for name in Account._fields if name != "ended")
 _CREATE: Final = (
     "CREATE TABLE IF NOT EXISTS usage (begins_s INTEGER NOT NULL, uid INTEGER NOT NULL, "
     "name TEXT NOT NULL, job TEXT NOT NULL, "
@@ -58,23 +57,6 @@ _COARSEN: Final = (
     f"INSERT INTO usage SELECT begins_s - begins_s % :length, uid, name, job, {_SUMS} FROM usage "
     f"WHERE begins_s < :before AND begins_s % :length != 0 GROUP BY 1, 2, 3, 4 {_ON_TOP}"
 )
-_COLUMNS_OF: Final = {
-    0: (),
-    1: tuple(name for name in _COLUMNS if name not in ("job", "ended")),
-    2: tuple(name for name in _COLUMNS if name != "ended"),
-    VERSION: _COLUMNS,
-}
-_STEPS_FROM: Final = {
-    0: (_CREATE,),
-    1: (
-        "ALTER TABLE usage RENAME TO without_jobs",
-        _CREATE,
-        f"INSERT INTO usage SELECT begins_s, uid, name, '', {_BEFORE_ENDED}, 0 FROM without_jobs",
-        "DROP TABLE without_jobs",
-    ),
-    2: ("ALTER TABLE usage ADD COLUMN ended INTEGER NOT NULL DEFAULT 0",),
-}
-"""What makes a file of an older version one of this version; 0 is a new file."""
 _COARSENED: Final = "DELETE FROM usage WHERE begins_s < :before AND begins_s % :length != 0"
 
 
@@ -171,13 +153,12 @@ class Ledger:
     def _check(db: sqlite3.Connection) -> None:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         found = tuple(row[1] for row in db.execute("PRAGMA table_info(usage)"))
-        if found != _COLUMNS_OF.get(version):
-            raise _ForeignError(f"version {version}, columns {', '.join(found)}")
-        if version != VERSION:
+        if (version, found) == (0, ()):
             with db:
-                for step in _STEPS_FROM[version]:
-                    db.execute(step)
+                db.execute(_CREATE)
                 db.execute(f"PRAGMA user_version = {VERSION}")
+        elif (version, found) != (VERSION, _COLUMNS):
+            raise _ForeignError(f"version {version}, columns {', '.join(found)}")
 
     def _put_aside(self) -> None:
         self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
