@@ -129,8 +129,8 @@ CUresult ke_primary_release(CUdevice dev, bool reset) {
     return CUDA_SUCCESS;
 }
 
-KE_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { KE_CALL(ke_primary_release(dev, false)); }
-KE_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { KE_CALL(ke_primary_release(dev, true)); }
+KE_FORWARD(cuDevicePrimaryCtxRelease_v2, (CUdevice dev), ke_primary_release(dev, false))
+KE_FORWARD(cuDevicePrimaryCtxReset_v2, (CUdevice dev), ke_primary_release(dev, true))
 
 KE_ENTRY(cuDevicePrimaryCtxSetFlags_v2, (CUdevice dev, unsigned flags), (dev, flags)) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -160,17 +160,11 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice dev) {
     if (rc == CUDA_SUCCESS) *out = stack[depth++] = c;
     return rc;
 }
-KE_API CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev) {
-    KE_CALL(create(pctx, flags, dev));
-}
-KE_API CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *params, int count,
-                               unsigned int flags, CUdevice dev) {
-    KE_CALL(params || count ? CUDA_ERROR_NOT_SUPPORTED : create(pctx, flags, dev));
-}
-KE_API CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags,
-                               CUdevice dev) {
-    KE_CALL(params ? CUDA_ERROR_NOT_SUPPORTED : create(pctx, flags, dev));
-}
+KE_FORWARD(cuCtxCreate_v2, (CUcontext *pctx, unsigned flags, CUdevice dev), create(pctx, flags, dev))
+KE_FORWARD(cuCtxCreate_v3, (CUcontext *pctx, CUexecAffinityParam *params, int count, unsigned flags, CUdevice dev),
+           params || count ? CUDA_ERROR_NOT_SUPPORTED : create(pctx, flags, dev))
+KE_FORWARD(cuCtxCreate_v4, (CUcontext *pctx, CUctxCreateParams *params, unsigned flags, CUdevice dev),
+           params ? CUDA_ERROR_NOT_SUPPORTED : create(pctx, flags, dev))
 
 KE_ENTRY(cuCtxDestroy_v2, (CUcontext ctx), (ctx)) {
     ke_mu_lock();
@@ -240,10 +234,8 @@ static CUresult get_device(CUdevice *dev, CUcontext ctx) {
     if (rc == CUDA_SUCCESS) *dev = (CUdevice)ctx->dev;
     return rc;
 }
-KE_API CUresult cuCtxGetDevice(CUdevice *device) { KE_CALL(get_device(device, NULL)); }
-KE_API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx) {
-    KE_CALL(get_device(device, ctx));
-}
+KE_FORWARD(cuCtxGetDevice, (CUdevice *device), get_device(device, NULL))
+KE_FORWARD(cuCtxGetDevice_v2, (CUdevice *device, CUcontext ctx), get_device(device, ctx))
 
 static CUresult synchronize(CUcontext ctx) {
     CUresult rc = pick(ctx, &ctx);

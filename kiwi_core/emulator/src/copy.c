@@ -146,28 +146,17 @@ static CUresult copy_async(CUdeviceptr dst, CUdeviceptr src, size_t n, enum ends
 
 #define HOST(p) ((CUdeviceptr)(uintptr_t)(p))
 
-KE_API CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t n) { KE_CALL(copy(dst, src, n, ANY)); }
-KE_API CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s) {
-    KE_CALL(copy_async(dst, src, n, ANY, s));
-}
-KE_API CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t n) {
-    KE_CALL(copy(dst, HOST(src), n, TO_DEVICE));
-}
-KE_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream s) {
-    KE_CALL(copy_async(dst, HOST(src), n, TO_DEVICE, s));
-}
-KE_API CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t n) {
-    KE_CALL(copy(HOST(dst), src, n, FROM_DEVICE));
-}
-KE_API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s) {
-    KE_CALL(copy_async(HOST(dst), src, n, FROM_DEVICE, s));
-}
-KE_API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t n) {
-    KE_CALL(copy(dst, src, n, WITHIN));
-}
-KE_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s) {
-    KE_CALL(copy_async(dst, src, n, WITHIN, s));
-}
+KE_FORWARD(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t n), copy(dst, src, n, ANY))
+KE_FORWARD(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s), copy_async(dst, src, n, ANY, s))
+KE_FORWARD(cuMemcpyHtoD_v2, (CUdeviceptr dst, const void *src, size_t n), copy(dst, HOST(src), n, TO_DEVICE))
+KE_FORWARD(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t n, CUstream s),
+           copy_async(dst, HOST(src), n, TO_DEVICE, s))
+KE_FORWARD(cuMemcpyDtoH_v2, (void *dst, CUdeviceptr src, size_t n), copy(HOST(dst), src, n, FROM_DEVICE))
+KE_FORWARD(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t n, CUstream s),
+           copy_async(HOST(dst), src, n, FROM_DEVICE, s))
+KE_FORWARD(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t n), copy(dst, src, n, WITHIN))
+KE_FORWARD(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s),
+           copy_async(dst, src, n, WITHIN, s))
 KE_API CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dctx, CUdeviceptr src, CUcontext sctx, size_t n) {
     (void)dctx, (void)sctx;
     KE_CALL(copy(dst, src, n, WITHIN));

@@ -55,7 +55,7 @@ static CUresult bus_id(char *out, int len, CUdevice dev) {
     snprintf(out, (size_t)len, "0000:%02x:00.0", ke.devices[dev].gpu + 1);
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceGetPCIBusId(char *text, int len, CUdevice dev) { KE_CALL(bus_id(text, len, dev)); }
+KE_FORWARD(cuDeviceGetPCIBusId, (char *text, int len, CUdevice dev), bus_id(text, len, dev))
 
 KE_ENTRY(cuDeviceGetByPCIBusId, (CUdevice *out, const char *text), (out, text)) {
     char own[16];

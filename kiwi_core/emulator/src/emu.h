@@ -206,6 +206,10 @@ void ke_leave(void);
 /* The body of a call that captures may forbid. */
 #define KE_CALL_UNSAFE(expr) KE_CALL((ke_rc_ = ke_capture_unsafe()) ? ke_rc_ : (expr))
 
+/* A public call that only passes the gate and evaluates the expression: several calls share its body. */
+#define KE_FORWARD(name, params, expr) \
+    KE_API CUresult name params { KE_CALL(expr); }
+
 /* Begins a public call: the body that follows runs past the gate. `args` repeats the names of `params`. */
 #define KE_ENTRY(name, params, args)                         \
     static CUresult in_##name params;                        \

@@ -93,10 +93,8 @@ static CUresult record(CUevent e, CUstream handle, unsigned flags) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuEventRecord(CUevent hEvent, CUstream hStream) { KE_CALL(record(hEvent, hStream, 0)); }
-KE_API CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
-    KE_CALL(record(hEvent, hStream, flags));
-}
+KE_FORWARD(cuEventRecord, (CUevent hEvent, CUstream hStream), record(hEvent, hStream, 0))
+KE_FORWARD(cuEventRecordWithFlags, (CUevent hEvent, CUstream hStream, unsigned flags), record(hEvent, hStream, flags))
 
 static CUresult query(CUevent e) {
     ke_mu_lock();

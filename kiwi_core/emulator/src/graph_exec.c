@@ -100,9 +100,8 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags) {
-    KE_CALL(instantiate(phGraphExec, hGraph, flags));
-}
+KE_FORWARD(cuGraphInstantiateWithFlags, (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
+           instantiate(phGraphExec, hGraph, flags))
 
 KE_ENTRY(cuGraphInstantiateWithParams, (CUgraphExec *out, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *params),
          (out, g, params)) {

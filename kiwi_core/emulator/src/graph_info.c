@@ -43,12 +43,10 @@ static CUresult list(CUgraph handle, enum what what, CUgraphNode *from, CUgraphN
     finish(&a, edges, count);
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes) {
-    KE_CALL(list(hGraph, ALL, nodes, NULL, NULL, numNodes));
-}
-KE_API CUresult cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes) {
-    KE_CALL(list(hGraph, ROOTS, rootNodes, NULL, NULL, numRootNodes));
-}
+KE_FORWARD(cuGraphGetNodes, (CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes),
+           list(hGraph, ALL, nodes, NULL, NULL, numNodes))
+KE_FORWARD(cuGraphGetRootNodes, (CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes),
+           list(hGraph, ROOTS, rootNodes, NULL, NULL, numRootNodes))
 KE_API CUresult cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to,
                                    CUgraphEdgeData *edgeData, size_t *numEdges) {
     KE_CALL(list(hGraph, EDGES, from, to, edgeData, numEdges));

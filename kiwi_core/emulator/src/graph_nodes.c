@@ -129,9 +129,8 @@ KE_API CUresult cuGraphAddHostNode(CUgraphNode *phGraphNode, CUgraph hGraph, con
                                    size_t n, const CUDA_HOST_NODE_PARAMS *params) {
     KE_CALL(add_host(phGraphNode, hGraph, these(deps, n), params));
 }
-KE_API CUresult cuGraphAddEmptyNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *deps, size_t n) {
-    KE_CALL(add_empty(phGraphNode, hGraph, these(deps, n)));
-}
+KE_FORWARD(cuGraphAddEmptyNode, (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *deps, size_t n),
+           add_empty(phGraphNode, hGraph, these(deps, n)))
 KE_API CUresult cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *deps,
                                          size_t n, CUgraph childGraph) {
     KE_CALL(add_child(phGraphNode, hGraph, these(deps, n), childGraph));

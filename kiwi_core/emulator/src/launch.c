@@ -155,17 +155,13 @@ static CUresult load(void **out, const void *image, bool library) {
     *out = m;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-    KE_CALL(load((void **)module, image, false));
-}
+KE_FORWARD(cuModuleLoadData, (CUmodule *module, const void *image), load((void **)module, image, false))
 KE_API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions,
                                    CUjit_option *options, void **optionValues) {
     (void)numOptions, (void)options, (void)optionValues;
     KE_CALL(load((void **)module, image, false));
 }
-KE_API CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin) {
-    KE_CALL(load((void **)module, fatCubin, false));
-}
+KE_FORWARD(cuModuleLoadFatBinary, (CUmodule *module, const void *fatCubin), load((void **)module, fatCubin, false))
 KE_API CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions,
                                   void **jitOptionsValues, unsigned int numJitOptions,
                                   CUlibraryOption *libraryOptions, void **libraryOptionValues,
@@ -183,8 +179,8 @@ static CUresult unload(void *handle) {
     ke_mu_unlock();
     return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
-KE_API CUresult cuModuleUnload(CUmodule hmod) { KE_CALL(unload(hmod)); }
-KE_API CUresult cuLibraryUnload(CUlibrary library) { KE_CALL(unload(library)); }
+KE_FORWARD(cuModuleUnload, (CUmodule hmod), unload(hmod))
+KE_FORWARD(cuLibraryUnload, (CUlibrary library), unload(library))
 
 static CUresult find(void **out, void *handle, const char *name) {
     if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
@@ -200,12 +196,9 @@ static CUresult find(void **out, void *handle, const char *name) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name) {
-    KE_CALL(find((void **)hfunc, hmod, name));
-}
-KE_API CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name) {
-    KE_CALL(find((void **)pKernel, library, name));
-}
+KE_FORWARD(cuModuleGetFunction, (CUfunction *hfunc, CUmodule hmod, const char *name), find((void **)hfunc, hmod, name))
+KE_FORWARD(cuLibraryGetKernel, (CUkernel *pKernel, CUlibrary library, const char *name),
+           find((void **)pKernel, library, name))
 
 static CUresult same_handle(void **out, void *handle) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
@@ -215,12 +208,8 @@ static CUresult same_handle(void **out, void *handle) {
     ke_mu_unlock();
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
-KE_API CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel) {
-    KE_CALL(same_handle((void **)pFunc, kernel));
-}
-KE_API CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library) {
-    KE_CALL(same_handle((void **)pMod, library));
-}
+KE_FORWARD(cuKernelGetFunction, (CUfunction *pFunc, CUkernel kernel), same_handle((void **)pFunc, kernel))
+KE_FORWARD(cuLibraryGetModule, (CUmodule *pMod, CUlibrary library), same_handle((void **)pMod, library))
 
 static CUresult owner(void **out, void *handle) {
     ke_mu_lock();
@@ -229,10 +218,8 @@ static CUresult owner(void **out, void *handle) {
     ke_mu_unlock();
     return f && out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
-KE_API CUresult cuFuncGetModule(CUmodule *hmod, CUfunction hfunc) { KE_CALL(owner((void **)hmod, hfunc)); }
-KE_API CUresult cuKernelGetLibrary(CUlibrary *pLib, CUkernel kernel) {
-    KE_CALL(owner((void **)pLib, kernel));
-}
+KE_FORWARD(cuFuncGetModule, (CUmodule *hmod, CUfunction hfunc), owner((void **)hmod, hfunc))
+KE_FORWARD(cuKernelGetLibrary, (CUlibrary *pLib, CUkernel kernel), owner((void **)pLib, kernel))
 
 static CUresult count(unsigned *out, void *handle) {
     ke_mu_lock();
@@ -242,8 +229,8 @@ static CUresult count(unsigned *out, void *handle) {
     *out = KERNEL_COUNT;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuModuleGetFunctionCount(unsigned int *n, CUmodule mod) { KE_CALL(count(n, mod)); }
-KE_API CUresult cuLibraryGetKernelCount(unsigned int *n, CUlibrary lib) { KE_CALL(count(n, lib)); }
+KE_FORWARD(cuModuleGetFunctionCount, (unsigned *n, CUmodule mod), count(n, mod))
+KE_FORWARD(cuLibraryGetKernelCount, (unsigned *n, CUlibrary lib), count(n, lib))
 
 static CUresult enumerate(void **out, unsigned n, void *handle) {
     ke_mu_lock();
@@ -252,12 +239,9 @@ static CUresult enumerate(void **out, unsigned n, void *handle) {
     ke_mu_unlock();
     return m && out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int n, CUmodule mod) {
-    KE_CALL(enumerate((void **)functions, n, mod));
-}
-KE_API CUresult cuLibraryEnumerateKernels(CUkernel *list, unsigned int n, CUlibrary lib) {
-    KE_CALL(enumerate((void **)list, n, lib));
-}
+KE_FORWARD(cuModuleEnumerateFunctions, (CUfunction *functions, unsigned n, CUmodule mod),
+           enumerate((void **)functions, n, mod))
+KE_FORWARD(cuLibraryEnumerateKernels, (CUkernel *list, unsigned n, CUlibrary lib), enumerate((void **)list, n, lib))
 
 /* ---- questions -------------------------------------------------------------------------------------- */
 
@@ -269,8 +253,8 @@ static CUresult name_of(const char **out, const void *handle) {
     *out = f->kernel->name;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuFuncGetName(const char **name, CUfunction hfunc) { KE_CALL(name_of(name, hfunc)); }
-KE_API CUresult cuKernelGetName(const char **name, CUkernel hfunc) { KE_CALL(name_of(name, hfunc)); }
+KE_FORWARD(cuFuncGetName, (const char **name, CUfunction hfunc), name_of(name, hfunc))
+KE_FORWARD(cuKernelGetName, (const char **name, CUkernel hfunc), name_of(name, hfunc))
 
 static CUresult attribute(int *out, int what, const void *handle) {
     static const int values[] = {1024, 0, 0, 0, 32, 90, 90, 0, 49152, -1, 0, 0, 0, 0, 0, 0};
@@ -282,9 +266,8 @@ static CUresult attribute(int *out, int what, const void *handle) {
     *out = values[what];
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuFuncGetAttribute(int *pi, CUfunction_attribute attrib, CUfunction hfunc) {
-    KE_CALL(attribute(pi, (int)attrib, hfunc));
-}
+KE_FORWARD(cuFuncGetAttribute, (int *pi, CUfunction_attribute attrib, CUfunction hfunc),
+           attribute(pi, (int)attrib, hfunc))
 KE_API CUresult cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
     (void)dev;
     KE_CALL(attribute(pi, (int)attrib, kernel));
@@ -299,12 +282,10 @@ static CUresult param_info(const void *handle, size_t index, size_t *offset, siz
     if (size) *size = f->kernel->size[index];
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuFuncGetParamInfo(CUfunction func, size_t i, size_t *offset, size_t *size) {
-    KE_CALL(param_info(func, i, offset, size));
-}
-KE_API CUresult cuKernelGetParamInfo(CUkernel kernel, size_t i, size_t *offset, size_t *size) {
-    KE_CALL(param_info(kernel, i, offset, size));
-}
+KE_FORWARD(cuFuncGetParamInfo, (CUfunction func, size_t i, size_t *offset, size_t *size),
+           param_info(func, i, offset, size))
+KE_FORWARD(cuKernelGetParamInfo, (CUkernel kernel, size_t i, size_t *offset, size_t *size),
+           param_info(kernel, i, offset, size))
 
 KE_ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor,
          (int *blocks, CUfunction handle, int block_size, size_t shared), (blocks, handle, block_size, shared)) {

@@ -31,13 +31,10 @@ static CUresult alloc(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream
     }
     return rc;
 }
-KE_API CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream) {
-    KE_CALL(alloc(dptr, bytesize, NULL, hStream));
-}
-KE_API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool,
-                                        CUstream hStream) {
-    KE_CALL(pool ? alloc(dptr, bytesize, pool, hStream) : CUDA_ERROR_INVALID_VALUE);
-}
+KE_FORWARD(cuMemAllocAsync, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream),
+           alloc(dptr, bytesize, NULL, hStream))
+KE_FORWARD(cuMemAllocFromPoolAsync, (CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream),
+           pool ? alloc(dptr, bytesize, pool, hStream) : CUDA_ERROR_INVALID_VALUE)
 
 static CUresult run_free(CUcontext ctx, void *arg) {
     (void)ctx;
@@ -94,12 +91,8 @@ static CUresult device_pool(CUmemoryPool *out, CUdevice dev, int which) {
     *out = which == DEFAULT_POOL ? &d->default_pool : d->current_pool;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev) {
-    KE_CALL(device_pool(pool_out, dev, DEFAULT_POOL));
-}
-KE_API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev) {
-    KE_CALL(device_pool(pool, dev, CURRENT_POOL));
-}
+KE_FORWARD(cuDeviceGetDefaultMemPool, (CUmemoryPool *pool_out, CUdevice dev), device_pool(pool_out, dev, DEFAULT_POOL))
+KE_FORWARD(cuDeviceGetMemPool, (CUmemoryPool *pool, CUdevice dev), device_pool(pool, dev, CURRENT_POOL))
 
 static CUresult located_pool(CUmemoryPool *out, const CUmemLocation *where, CUmemAllocationType type,
                              int which) {
@@ -108,13 +101,10 @@ static CUresult located_pool(CUmemoryPool *out, const CUmemLocation *where, CUme
         return CUDA_ERROR_NOT_SUPPORTED;
     return device_pool(out, where->id, which);
 }
-KE_API CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location,
-                                       CUmemAllocationType type) {
-    KE_CALL(located_pool(pool_out, location, type, DEFAULT_POOL));
-}
-KE_API CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
-    KE_CALL(located_pool(pool, location, type, CURRENT_POOL));
-}
+KE_FORWARD(cuMemGetDefaultMemPool, (CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type),
+           located_pool(pool_out, location, type, DEFAULT_POOL))
+KE_FORWARD(cuMemGetMemPool, (CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type),
+           located_pool(pool, location, type, CURRENT_POOL))
 
 KE_ENTRY(cuDeviceSetMemPool, (CUdevice dev, CUmemoryPool p), (dev, p)) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -141,9 +131,8 @@ static CUresult get_attribute(CUmemoryPool p, int what, void *out) {
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value) {
-    KE_CALL(get_attribute(pool, (int)attr, value));
-}
+KE_FORWARD(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attr, void *value),
+           get_attribute(pool, (int)attr, value))
 
 static CUresult set_attribute(CUmemoryPool p, int what, const void *value) {
     if (check(p) != CUDA_SUCCESS || !value) return CUDA_ERROR_INVALID_VALUE;
@@ -158,9 +147,8 @@ static CUresult set_attribute(CUmemoryPool p, int what, const void *value) {
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value) {
-    KE_CALL(set_attribute(pool, (int)attr, value));
-}
+KE_FORWARD(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attr, void *value),
+           set_attribute(pool, (int)attr, value))
 
 KE_ENTRY(cuMemPoolSetAccess, (CUmemoryPool p, const CUmemAccessDesc *map, size_t count), (p, map, count)) {
     if (check(p) != CUDA_SUCCESS || (count && !map)) return CUDA_ERROR_INVALID_VALUE;

@@ -286,12 +286,9 @@ static CUresult create(CUstream *out, unsigned flags, int priority) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags) {
-    KE_CALL(create(phStream, Flags, 0));
-}
-KE_API CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority) {
-    KE_CALL(create(phStream, flags, priority));
-}
+KE_FORWARD(cuStreamCreate, (CUstream *phStream, unsigned Flags), create(phStream, Flags, 0))
+KE_FORWARD(cuStreamCreateWithPriority, (CUstream *phStream, unsigned flags, int priority),
+           create(phStream, flags, priority))
 
 /* Destroys a stream. Work already submitted still runs, as with the real driver. */
 KE_ENTRY(cuStreamDestroy_v2, (CUstream handle), (handle)) {
@@ -388,19 +385,11 @@ static CUresult ask(CUstream handle, enum question q, void *out) {
     }
     return CUDA_SUCCESS;
 }
-KE_API CUresult cuStreamGetPriority(CUstream hStream, int *priority) {
-    KE_CALL(ask(hStream, Q_PRIORITY, priority));
-}
-KE_API CUresult cuStreamGetFlags(CUstream hStream, unsigned int *flags) {
-    KE_CALL(ask(hStream, Q_FLAGS, flags));
-}
-KE_API CUresult cuStreamGetDevice(CUstream hStream, CUdevice *device) {
-    KE_CALL(ask(hStream, Q_DEVICE, device));
-}
-KE_API CUresult cuStreamGetId(CUstream hStream, unsigned long long *streamId) {
-    KE_CALL(ask(hStream, Q_ID, streamId));
-}
-KE_API CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx) { KE_CALL(ask(hStream, Q_CTX, pctx)); }
+KE_FORWARD(cuStreamGetPriority, (CUstream hStream, int *priority), ask(hStream, Q_PRIORITY, priority))
+KE_FORWARD(cuStreamGetFlags, (CUstream hStream, unsigned *flags), ask(hStream, Q_FLAGS, flags))
+KE_FORWARD(cuStreamGetDevice, (CUstream hStream, CUdevice *device), ask(hStream, Q_DEVICE, device))
+KE_FORWARD(cuStreamGetId, (CUstream hStream, unsigned long long *streamId), ask(hStream, Q_ID, streamId))
+KE_FORWARD(cuStreamGetCtx, (CUstream hStream, CUcontext *pctx), ask(hStream, Q_CTX, pctx))
 KE_API CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx) {
     if (pGreenCtx) *pGreenCtx = NULL;
     KE_CALL(ask(hStream, Q_CTX, pCtx));

@@ -103,10 +103,8 @@ static CUresult change(CUuserObject handle, unsigned count, bool more) {
     ke_mu_unlock();
     return can ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-KE_API CUresult cuUserObjectRetain(CUuserObject object, unsigned int count) { KE_CALL(change(object, count, true)); }
-KE_API CUresult cuUserObjectRelease(CUuserObject object, unsigned int count) {
-    KE_CALL(change(object, count, false));
-}
+KE_FORWARD(cuUserObjectRetain, (CUuserObject object, unsigned count), change(object, count, true))
+KE_FORWARD(cuUserObjectRelease, (CUuserObject object, unsigned count), change(object, count, false))
 
 /* Adds references of a graph. With MOVE the graph takes over references of the caller. */
 KE_ENTRY(cuGraphRetainUserObject, (CUgraph graph, CUuserObject object, unsigned count, unsigned flags),
