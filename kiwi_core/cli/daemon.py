@@ -6,6 +6,7 @@ import argparse
 import re
 
 from kiwi_core import emulator
+from kiwi_core.cli.numbers import number, whole
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
@@ -13,8 +14,8 @@ from kiwi_core.sched.policy.interactive import SHARES_MAX
 from kiwi_core.states import PRIORITIES, Priority
 from kiwi_core.units import ns_to_seconds, parse_size_bytes, seconds_to_ns
 
-_SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
-"""Limits of a time in seconds; more than an hour is a typing error."""
+_seconds = number(0.1, 3600.0, "a time in seconds")
+"""More than an hour is a typing error."""
 
 FLOOR_FACTOR_MAX = 100
 """More swap round trips for each turn are certainly a typing error."""
@@ -99,7 +100,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--training-share",
         metavar="SHARE",
-        type=_share,
+        type=number(0.001, SHARES_MAX, "a share"),
         help="least share of the GPU's time that a burst of the class training gets, from its "
         f"request to its end (policy interactive; default: {DEFAULTS.training_share:g})",
     )
@@ -155,7 +156,7 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         "--swap-floor",
         dest="swap_floor_factor",
         metavar="FACTOR",
-        type=_factor,
+        type=number(0, FLOOR_FACTOR_MAX, "a factor"),
         help="a runner keeps the GPU at least so many times as long as moving its memory out and "
         "back takes, even if its quantum is shorter "
         f"(default: {DEFAULTS.swap_floor_factor:g})",
@@ -185,7 +186,7 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sessions-per-user",
         metavar="N",
-        type=_count,
+        type=whole(1),
         help="how many sessions each user may have on each GPU, but for root and the daemon's own "
         "user (default: the built-in share)",
     )
@@ -260,54 +261,12 @@ def _user_priority(text: str) -> tuple[str, Priority]:
     return user.strip(), parse_priority(name)
 
 
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 < share <= SHARES_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a share above 0 and up to {SHARES_MAX:g}; write for example 0.2"
-        )
-    return share
-
-
-def _factor(text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = -1.0
-    if not 0 <= factor <= FLOOR_FACTOR_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a factor from 0 to {FLOOR_FACTOR_MAX}; write for example 1.5"
-        )
-    return factor
-
-
 def parse_size(text: str) -> int:
     """Parse a size for ``argparse``, here and in ``kiwi bench``."""
     try:
         return parse_size_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not _SECONDS_MIN <= seconds <= _SECONDS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time from {_SECONDS_MIN:g} to {_SECONDS_MAX:g} seconds"
-        )
-    return seconds
-
-
-def _count(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1; write for example 8")
-    return int(text)
 
 
 def _unused_after(text: str) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kiwi_core.cli.common import add_socket_dir, directory_of
+from kiwi_core.cli.numbers import whole
 from kiwi_core.errors import CallerError
 from kiwi_core.kubernetes import REPLICAS_MAX, others
 
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replicas",
         metavar="N",
-        type=_replicas,
+        type=whole(1, REPLICAS_MAX),
         help="places on each GPU (default: what --config says, else 8)",
     )
     parser.add_argument(
@@ -119,14 +120,6 @@ def _has(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # no package that the module would be in
         return False
-
-
-def _replicas(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text) <= REPLICAS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no number from 1 to {REPLICAS_MAX}; write for example 8"
-        )
-    return int(text)
 
 
 def _resource(text: str) -> str:

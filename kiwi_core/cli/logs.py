@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from kiwi_core.cli import exits
 from kiwi_core.cli.common import add_socket_dir, directory_of
+from kiwi_core.cli.numbers import whole
 from kiwi_core.cli.terminal import printable
 from kiwi_core.client.autostart import LOG_NAME
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
+    import argparse
     from pathlib import Path
 
 DESCRIPTION = "Shows what a daemon says that was started by itself, by a notebook or kiwi run."
@@ -35,7 +36,7 @@ _LOOK_EVERY_S: Final = 0.25
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-n", "--lines", metavar="N", type=_count, default=LINES, help=f"how many ({LINES})"
+        "-n", "--lines", metavar="N", type=whole(0), default=LINES, help=f"how many ({LINES})"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="stay, and show what comes")
     add_socket_dir(parser)
@@ -49,12 +50,6 @@ def run(args: argparse.Namespace) -> int:
             _new(log)
             time.sleep(_LOOK_EVERY_S)
     return exits.OK
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
-    return int(text)
 
 
 def _open(directory: Path) -> BinaryIO:

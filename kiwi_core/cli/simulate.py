@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits, journals
 from kiwi_core.cli.common import for_others_to_read, not_written
+from kiwi_core.cli.numbers import number, whole
 from kiwi_core.cli.simulate_text import Column, column_name, report_json, table_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.cli.usage import parse_since
@@ -28,7 +29,7 @@ from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, TIB, ns_to_seconds, parse_size_bytes, seconds_to_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 DESCRIPTION = """\
 Runs the daemon's own scheduler on a virtual clock over a trace of work, and says how long cells
@@ -86,22 +87,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the work there as a trace, and simulate nothing (- is standard output)",
     )  # fmt: skip
     parser.add_argument(
-        "--hours", type=_number(0.01, HOURS_MAX), default=24.0, metavar="H",
+        "--hours", type=number(0.01, HOURS_MAX), default=24.0, metavar="H",
         help="of a mix: how long its sessions live if they never wait (default: 24)",
     )  # fmt: skip
     parser.add_argument(
-        "--sessions", type=_whole(1, 3000), metavar="N", help="of a mix: so many in all"
+        "--sessions", type=whole(1, 3000), metavar="N", help="of a mix: so many in all"
     )
-    parser.add_argument(
-        "--seed", type=_whole(0, 2**32), default=0, metavar="N", help="(default: 0)"
-    )
+    parser.add_argument("--seed", type=whole(0, 2**32), default=0, metavar="N", help="(default: 0)")
     parser.add_argument(
         "--policy", nargs="+", choices=policies.NAMES, metavar="NAME",
         help=f"one or more of: {', '.join(policies.NAMES)} (default: of a journal the one that was "
         f"in force, and then all others; else {policies.NAMES[0]})",
     )  # fmt: skip
     parser.add_argument(
-        "--tq", nargs="+", type=_number(0.1, 86400.0), metavar="S",
+        "--tq", nargs="+", type=number(0.1, 86400.0), metavar="S",
         help="time quanta, seconds, each with each policy (default: the journal's, else 30)",
     )  # fmt: skip
     parser.add_argument(
@@ -111,12 +110,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_machine(parser)
     _add_cluster(parser)
     parser.add_argument(
-        "--gpus", type=_whole(1, GPUS_MAX), default=1, metavar="N",
+        "--gpus", type=whole(1, GPUS_MAX), default=1, metavar="N",
         help="so many GPUs, each with another seed, counted together; with --nodes, of each node "
         "(default: 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--jobs", type=_whole(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
+        "--jobs", type=whole(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
         help="processes (default: the cores that there are)",
     )  # fmt: skip
     parser.add_argument("--users", action="store_true", help="also a line for each user")
@@ -138,16 +137,16 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         help="system RAM for memory that is paged out (default: the journal's, else 2 TiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--swap-latency", type=_number(0.0, 60.0), metavar="S",
+        "--swap-latency", type=number(0.0, 60.0), metavar="S",
         help="what each move costs beside its bytes (default: 0.2; with --gbps, 0.1; with the "
         "speeds of a journal, which have that in them, 0)",
     )  # fmt: skip
     parser.add_argument(
-        "--noise", type=_number(0.0, 0.9), default=0.2, metavar="SHARE",
+        "--noise", type=number(0.0, 0.9), default=0.2, metavar="SHARE",
         help="each move's speed is drawn from 1 ± this (default: 0.2)",
     )  # fmt: skip
     parser.add_argument(
-        "--contention", type=_number(0.0, 1.0), default=1.0, metavar="SHARE",
+        "--contention", type=number(0.0, 1.0), default=1.0, metavar="SHARE",
         help="how much runners side by side slow each other down (default: 1, they share the "
         "GPU's time)",
     )  # fmt: skip
@@ -157,7 +156,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         ("kill", "that a kernel dies in the middle of a cell"),
     ):
         parser.add_argument(
-            f"--{name}", type=_number(0.0, 0.5), default=0.0, metavar="CHANCE",
+            f"--{name}", type=number(0.0, 0.5), default=0.0, metavar="CHANCE",
             help=f"chance {what} (default: 0)",
         )  # fmt: skip
 
@@ -165,7 +164,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 def _add_cluster(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a cluster")
     group.add_argument(
-        "--nodes", type=_whole(1, GPUS_MAX), metavar="N",
+        "--nodes", type=whole(1, GPUS_MAX), metavar="N",
         help="of a mix: so many nodes, on which sessions come and go",
     )  # fmt: skip
     group.add_argument(
@@ -176,16 +175,16 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         "(default: wait)",
     )  # fmt: skip
     group.add_argument(
-        "--places", type=_whole(1, 1000), default=Cluster.places, metavar="N",
+        "--places", type=whole(1, 1000), default=Cluster.places, metavar="N",
         help=f"the most sessions on a GPU (default: {Cluster.places})",
     )  # fmt: skip
     group.add_argument(
-        "--stay", type=_number(0.01, HOURS_MAX), default=Cluster.stay_hours, metavar="H",
+        "--stay", type=number(0.01, HOURS_MAX), default=Cluster.stay_hours, metavar="H",
         help="how long a session stays if it never waits; so many come within --hours that each "
         f"GPU has those of the mix on average (default: {Cluster.stay_hours:g})",
     )  # fmt: skip
     group.add_argument(
-        "--weight-delay", type=_number(0.1, 86400.0), metavar="S",
+        "--weight-delay", type=number(0.1, 86400.0), metavar="S",
         default=ns_to_seconds(Cluster.weight_delay_ns),
         help="how often the engine reads the nodes' waits, seconds (default: "
         f"{ns_to_seconds(Cluster.weight_delay_ns):g})",
@@ -413,32 +412,8 @@ def _write(name: str, data: bytes) -> None:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def _number(least: float, most: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
-        return value
-
-    return number
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number from {least} to {most}"
-            )
-        return int(text)
-
-    return whole
-
-
 def _speeds(text: str) -> tuple[float, float]:
-    one = _number(0.01, 10_000.0)
+    one = number(0.01, 10_000.0)
     out, comma, back = text.partition(",")
     return one(out), one(back) if comma else one(out)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, find_sockets, no_daemon
+from kiwi_core.cli.numbers import number
 
 if TYPE_CHECKING:
+    import argparse
+
     from kiwi_core.wire.messages import GpuStatus
 
 DESCRIPTION = """\
@@ -30,7 +32,10 @@ exit codes: 0 done; 1 no daemon answers, or no GPU's wait is below --below.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--below", type=_seconds, metavar="S", help="fail unless a GPU's wait is shorter"
+        "--below",
+        type=number(0.0, 1e9, "a time in seconds"),
+        metavar="S",
+        help="fail unless a GPU's wait is shorter",
     )
     parser.add_argument("--json", action="store_true", help="for programs: every GPU as JSON")
     add_gpu(parser, "only this GPU")
@@ -66,13 +71,3 @@ def _json(gpus: list[GpuStatus]) -> str:
 
     rows = [{"uuid": gpu.uuid, "index": gpu.index, "wait_s": gpu.newcomer_wait_s} for gpu in gpus]
     return msgspec.json.encode({"gpus": rows}).decode()
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value

@@ -13,9 +13,13 @@ REMEDY: Final = "Stop it: echo quit | nvidia-cuda-mps-control"
 
 
 def runs(root: Path = Path("/")) -> bool:
-    """Return whether an MPS daemon runs, among the processes that this PID namespace shows.
-    ``root`` holds ``/proc``; tests pass another."""
-    return any(_comm(path) == _CONTROL for path in (root / "proc").glob("[0-9]*"))
+    """Return whether an MPS daemon runs. ``root`` holds ``/proc``; tests pass another."""
+    return _CONTROL in commands(root)
+
+
+def commands(root: Path) -> set[str]:
+    """Return the command names of the processes that this PID namespace shows."""
+    return {_comm(path) for path in (root / "proc").glob("[0-9]*")}
 
 
 def _comm(process: Path) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
-from traitlets import Bool, Enum, Float, List, TraitError, Unicode, Union, validate
+from traitlets import Bool, Enum, Float, List, Unicode, Union
 
 from kiwi_core import config
 from kiwi_jupyter.server_ext import metrics, preloading
@@ -49,12 +48,16 @@ class KiwiServerApp(ExtensionApp):
 
     stream_interval_s = Float(
         0.1,
+        min=0.0,
+        max=10.0,
         help="Least time between two messages of the stream, in seconds. Longer saves processor"
         " time with many sessions; a change after a quiet time is always said at once.",
     ).tag(config=True)
 
     history_s = Float(
         1800.0,
+        min=0.0,
+        max=86_400.0,
         help="How far back the timeline reaches, in seconds, as far as the daemon remembers (an"
         " hour). 0: no timeline.",
     ).tag(config=True)
@@ -83,20 +86,6 @@ class KiwiServerApp(ExtensionApp):
 
     service: KiwiService
     scrapes: Scrapes
-
-    @validate("stream_interval_s")
-    def _check_interval(self, proposal: Any) -> float:
-        value = float(proposal["value"])
-        if not 0.0 <= value <= 10.0:
-            raise TraitError(f"stream_interval_s must be from 0 to 10 seconds, not {value:g}")
-        return value
-
-    @validate("history_s")
-    def _check_history(self, proposal: Any) -> float:
-        value = float(proposal["value"])
-        if not 0.0 <= value <= 86_400.0:
-            raise TraitError(f"history_s must be from 0 seconds to a day (86400), not {value:g}")
-        return value
 
     def may_change(self, user: str) -> bool:
         """Return whether ``may_change_settings`` allows one user."""

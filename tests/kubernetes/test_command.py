@@ -43,7 +43,9 @@ def test_a_wrong_option_is_explained(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["device-plugin", option, value]) == 2
-    assert re.search(f"{value!r} is no .*; write for example", capsys.readouterr().err)
+    assert re.search(
+        f"{value!r} is not? .*(; write for example| from 1 to 1000)", capsys.readouterr().err
+    )
 
 
 def test_a_directory_with_too_long_a_name_is_refused(tmp_path: Path) -> None:

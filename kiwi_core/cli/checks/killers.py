@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli.checks.finding import Finding, ok, warn
+from kiwi_core.gpu import mps
 from kiwi_core.nvidia_module import NCCL_DIES_SINCE, Module, module_of
 
 if TYPE_CHECKING:
@@ -91,15 +92,8 @@ def profilers(root: Path, environment: Mapping[str, str]) -> Finding:
         if environment.get(name):
             text = f"{name} is set: programs started here run under a profiler, and the driver "
             return warn("profilers", f"{text}cannot move such programs.", remedy)
-    running = sorted({_comm(path) for path in (root / "proc").glob("[0-9]*")} & PROFILERS)
+    running = sorted(mps.commands(root) & PROFILERS)
     if running:
         text = f"{running[0]} runs: the driver cannot move a program that is profiled (CUPTI)."
         return warn("profilers", text, remedy)
     return ok("profilers", "none runs; a program under one (CUPTI, torch.profiler) cannot be moved")
-
-
-def _comm(process: Path) -> str:
-    try:
-        return (process / "comm").read_text().strip()
-    except OSError:
-        return ""
