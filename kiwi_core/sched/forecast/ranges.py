@@ -15,9 +15,9 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FALL: Final = 2
+FALL: Final = 3
 FALL_SHARE: Final = 20
-"""A figure that turns out too long falls faster than the clock, by two seconds and a twentieth of
+"""A figure that turns out too long falls faster than the clock, by three seconds and a twentieth of
 itself in each second: a jump would look like an error."""
 
 TOLERANCE_NS: Final = 2 * NS_PER_S

@@ -3,7 +3,7 @@
 *Steady.* Along one wait all figures fall or stay the same. They rise, and a reason is shown, only
 if the whole new range is longer than the one shown, by more than "about" allows, and has been for
 a second. They fall at once only where users see why: the place, the holder or the settings have
-changed. Otherwise they run down faster than the clock.
+changed since the last look. Otherwise they run down faster than the clock.
 
 *Bounds.* Where the policy lets newcomers overtake a stopped burst, the forecast for that burst is
 an upper bound ("up to 2 min"): the longest future times the factor that would have covered almost
@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kiwi_core.sched.forecast.futures import Futures, futures, tail_ns
+from kiwi_core.sched.forecast.futures import CROWD, Futures, futures, tail_ns
 from kiwi_core.sched.forecast.ranges import Estimate, likely
 from kiwi_core.units import NS_PER_MS, NS_PER_S
 
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
 KEPT_NS: Final = 250 * NS_PER_MS
 """How long a forecast is reused unless the history changes. So there are at most four a second:
-users do not read more."""
-
-HURRY_NS: Final = 50 * NS_PER_MS
-"""The shortest time between two forecasts if the holders or the length of the queue have changed:
-such a change makes figures fall at once. A second later users would not see why."""
+users do not read more. Each look that shows another place, holder or setting makes a new forecast
+besides: such a change makes figures fall at once, and later users would not see why."""
 
 TAIL_KEPT_NS: Final = NS_PER_S
 """How long figures further down the queue are reused."""
@@ -108,7 +105,7 @@ class ForecastBasis(NamedTuple):
     holders: frozenset[SessionId] = frozenset()
 
     def looks_like(self, before: ForecastBasis) -> bool:
-        """Return whether nothing that users see beside the figure has changed."""
+        """Return whether nothing that explains a shorter figure to its user has changed."""
         now = self.ahead, self.settings, self.holders
         return now == (before.ahead, before.settings, before.holders)
 
@@ -127,32 +124,43 @@ class Promise:
     standing: ForecastBasis
     """The facts when the figures last rose, or of the first forecast."""
     fresh: Estimate
-    """The result of the last forecast, made at ``looked_ns``, or a figure that falls towards it."""
+    """The result of the last forecast, made at ``looked_ns``."""
     looked_ns: int
     most: Estimate
-    """The estimate shown at that time: the upper limit of what is shown now."""
+    """The upper limit of what is shown."""
+    shown: Estimate
+    """What was shown at the last look, which was at ``shown_ns``."""
+    shown_ns: int
     why: str = ""
     longer_since_ns: int | None = None
     bound: bool = False
     """Whether only ``high_ns`` is shown, as an upper bound."""
+    runs_down: bool = False
+    """Whether a shorter ``fresh`` is not shown at once: figures run down to it."""
     seen: ForecastBasis = field(init=False)
-    """The facts at the last forecast."""
+    """The facts at the last look: those at the last forecast, or later ones."""
 
     def __post_init__(self) -> None:
         self.seen = self.standing
 
     def told(self, now_ns: int) -> Estimate:
-        told = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
-        return told._replace(low_ns=0) if self.bound else told
+        """Return what is shown at a look ``now_ns``."""
+        self.shown = self.most = self._now(now_ns)
+        self.shown_ns = now_ns
+        return self.shown._replace(low_ns=0) if self.bound else self.shown
+
+    def _now(self, now_ns: int) -> Estimate:
+        now = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
+        if self.runs_down:
+            now = now.no_shorter_than(self.shown.fallen(now_ns - self.shown_ns))
+        return now
 
     def renew(self, fresh: Estimate, unlucky_ns: int, standing: ForecastBasis) -> None:
         """Take over the estimate ``fresh``. Its high end is at least ``unlucky_ns``: a wait that is
         still likely is never ruled out."""
         fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
         now_ns = standing.now_ns
-        passed_ns = now_ns - self.looked_ns
-        self.most = self.fresh.later(passed_ns).no_longer_than(self.most)
-        least = self.most.fallen(passed_ns)
+        self.most = self._now(now_ns)
         if not fresh.contradicts(self.most):
             self.longer_since_ns = None
         elif self.longer_since_ns is None:
@@ -161,8 +169,7 @@ class Promise:
             self.why = _why(self.standing, standing)
             self.standing, self.longer_since_ns = standing, None
             self.most = fresh
-        if standing.looks_like(self.seen):
-            fresh = fresh.no_shorter_than(least)
+        self.runs_down = standing.looks_like(self.seen)
         self.fresh, self.seen, self.looked_ns = fresh, standing, now_ns
 
 
@@ -224,7 +231,7 @@ class Forecast:
         self._serial = -1
         """The history's serial at the last forecast."""
         self._seen: tuple[object, ...] = ()
-        """What users saw beside the figures then, all waiters together."""
+        """What users saw beside the figures at the last look, all waiters together."""
         self._promises: dict[SessionId, Promise] = {}
         self._records: dict[Kind, Calibration] = {}
         self.kept: deque[tuple[Estimate, int]] = deque(maxlen=COUNTED)
@@ -242,10 +249,11 @@ class Forecast:
         passed_ns = now_ns - self._looked_ns[-1]
         due = changed or passed_ns >= KEPT_NS
         due = due and now_ns - self._looked_ns[0] >= NS_PER_S
-        seen = frozenset(st.at_work), len(st.queue), _settings(st)
-        if st.queue and (due or (seen != self._seen and passed_ns >= HURRY_NS)):
-            self._seen = seen
-            self._anew(st, now_ns)
+        places = tuple(waiter.id for waiter in st.policy.order(st) if not waiter.turn_ending)
+        seen = frozenset(st.at_work), places, _settings(st)
+        news, self._seen = seen != self._seen, seen
+        if st.queue and (due or news):
+            self._anew(st, now_ns, news=news)
         return {
             id_: ShownForecast(promise.told(now_ns), promise.why)
             for id_, promise in self._promises.items()
@@ -254,7 +262,8 @@ class Forecast:
 
     # --- what will come -------------------------------------------------------------------------
 
-    def _anew(self, st: State, now_ns: int) -> None:
+    def _anew(self, st: State, now_ns: int, *, news: bool) -> None:
+        """Make new forecasts. ``news``: what users see beside the figures has changed."""
         self._looked_ns.append(now_ns)
         self._serial = st.history.serial
         ahead = futures(st, now_ns)
@@ -262,7 +271,7 @@ class Forecast:
         troubles = sum(s.backoff_ns > 0 or s.stuck for s in st.sessions.values())
         holders = frozenset(st.at_work)
         place = 0
-        tail = self._due_tail(st, ahead, now_ns)
+        tail = self._due_tail(st, ahead, now_ns, news=news)
         last: Estimate | None = None
         for waiter in tuple(st.policy.order(st)):
             standing = ForecastBasis(now_ns, place, settings, troubles, holders)
@@ -286,6 +295,8 @@ class Forecast:
                 self._tell(st, waiter, fresh, (further_ns, further_ns), 0, standing)
             elif tail or not ahead.has_tail:
                 self._promises.pop(waiter.id, None)
+            elif (promise := self._promises.get(waiter.id)) is not None:
+                promise.seen = standing  # seen beside the present figure: no reason later on
 
     def _foresee(self, st: State, waiter: Session, futures_ns: list[int], now_ns: int) -> Estimate:
         record = self._record(_kind(st, waiter))
@@ -295,10 +306,15 @@ class Forecast:
         waited_ns = now_ns - promise.began_ns if promise is not None else 0
         return record.likely(futures_ns, waited_ns)
 
-    def _due_tail(self, st: State, ahead: Futures, now_ns: int) -> dict[SessionId, int]:
-        """Return ``tail_ns``; empty while the figures further down are young enough."""
+    def _due_tail(
+        self, st: State, ahead: Futures, now_ns: int, *, news: bool
+    ) -> dict[SessionId, int]:
+        """Return ``tail_ns``; empty while the figures further down are young enough. In a crowd
+        they cost more than all else, and news are frequent."""
         if not ahead.has_tail:
             return {}
+        if news and len(st.queue) <= CROWD:
+            return tail_ns(st, ahead.waits_ns)
         for id_ in st.queue:
             promise = self._promises.get(id_)
             if id_ not in ahead.waits_ns and (
@@ -322,8 +338,8 @@ class Forecast:
             return
         now_ns = standing.now_ns
         self._promises[waiter.id] = Promise(
-            kind, waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh, now_ns, fresh,
-            bound=_bounded(st, waiter),
+            kind, waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh, now_ns, fresh, fresh,
+            now_ns, bound=_bounded(st, waiter),
         )  # fmt: skip
 
     # --- what came ------------------------------------------------------------------------------

@@ -280,8 +280,8 @@ class State(Derived):
     @property
     def at_work(self) -> tuple[SessionId, ...]:
         """The sessions that hold the lease or are being stopped."""
-        stopping = (session.id for session in self.ops.values() if session.turn_ending)
-        return (*self.runners, *stopping)
+        ending = (s.id for s in self.ops.values() if s.turn_ending and not s.gone)
+        return (*self.runners, *ending)
 
     @property
     def holders(self) -> int:
