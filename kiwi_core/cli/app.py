@@ -46,20 +46,22 @@ class Command:
 COMMANDS: Final[dict[str, Command]] = {
     "status": Command("status", "who has the GPU, who waits and for how long"),
     "run": Command("run", "run any program as a session that shares the GPU fairly"),
-    "usage": Command("usage", "who has had how much of the GPU, and waited how long for it"),
+    "usage": Command("usage", "how much of the GPU each user has had, and how long each waited"),
     "wait": Command("wait", "how long a newcomer would wait for a GPU now, for scripts"),
     "set": Command("set_", "change quantum, anti-thrash mode, policy or a priority, live"),
     "release": Command("each_session:RELEASE", "move a session's memory out of the GPU now"),
     "suspend": Command("each_session:SUSPEND", "end a session's turn, and keep it out of the GPU"),
-    "resume": Command("each_session:RESUME", "let a session that was suspended go on"),
-    "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
+    "resume": Command("each_session:RESUME", "let a suspended session go on"),
+    "doctor": Command(
+        "doctor", "check whether this machine is fit for Kiwi, and say what to do if not"
+    ),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
     "device-plugin": Command("device_plugin", "offer this node's GPUs to Kubernetes"),
     "stop": Command("stop", "end the daemons, and keep notebooks from starting them again"),
-    "logs": Command("logs", "what a daemon says that a notebook has started"),
-    "demo": Command("demo", "see two notebooks share one GPU (an emulated one will do)"),
+    "logs": Command("logs", "show the log of a daemon that a notebook has started"),
+    "demo": Command("demo", "watch two notebooks share one GPU (an emulated one is enough)"),
     "bench": Command("bench", "measure this machine's limits, and Kiwi's distance from them"),
-    "replay": Command("replay", "tell from a journal what happened, and check the scheduler"),
+    "replay": Command("replay", "show what a journal records, and check the scheduler"),
     "simulate": Command("simulate", "what another policy or setting would do with the same work"),
 }
 
@@ -79,7 +81,7 @@ takes part by itself (`%kiwi status` there).
 environment:
   KIWI_SOCKET_DIR   where the daemons' sockets are (default: /run/kiwi if it exists,
                     else $XDG_RUNTIME_DIR/kiwi, else a private temporary directory)
-  KIWI_GPU          the GPU that `kiwi run` takes where --gpu does not say
+  KIWI_GPU          the GPU that `kiwi run` takes without --gpu
   NO_COLOR          set to anything: no colours
 
 exit codes: 0 done, 1 failed (a sentence on standard error says why), 2 not understood,

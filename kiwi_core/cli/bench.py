@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Measures what this machine can do (copies between GPU and system RAM) and how far
 Kiwi is from it (lease, page-out, page-in, a switch between two programs), in less than two minutes.
-Only for a GPU that nobody else uses just now."""
+Use it only on a GPU that nobody else is using."""
 EPILOG = """\
 It takes half of the free GPU memory at most, nearly all of it for some seconds while it measures
 the switch between two programs that do not fit together, and a quarter of the system RAM that may

@@ -109,7 +109,9 @@ EVERYTHING: Final = Choice()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which sessions, and how (lists are separated by commas)")
     group.add_argument("--user", metavar="USERS", help="only sessions of these users")
-    group.add_argument("--state", metavar="STATES", type=_states, help="only those in these states")
+    group.add_argument(
+        "--state", metavar="STATES", type=_states, help="only sessions in these states"
+    )
     group.add_argument(
         "--sort",
         metavar="FIELDS",
@@ -150,7 +152,7 @@ def _fields(text: str) -> tuple[str, ...]:
     for word in words:
         if word not in COLUMNS:
             known = ", ".join(COLUMNS)
-            raise argparse.ArgumentTypeError(f"{word!r} is no column; there are {known}")
+            raise argparse.ArgumentTypeError(f"{word!r} is not a column; the columns are {known}")
     return words
 
 

@@ -22,8 +22,8 @@ FLOOR_FACTOR_MAX = 100
 
 DESCRIPTION = (
     "Serves GPUs: one daemon process for each, under a supervisor that restarts a crashed one.\n"
-    "Stays in the foreground; ready when it says so. Ctrl-C or SIGTERM brings every suspended\n"
-    "notebook's memory back into the GPU before it leaves, as far as room allows."
+    "Stays in the foreground, and says when it is ready. Ctrl-C or SIGTERM first brings every\n"
+    "suspended notebook's memory back into the GPU, as far as there is room."
 )
 EPILOG = """\
 examples:
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="tq_ns",
         metavar="SECONDS",
         type=_quantum_ns,
-        help="time quantum: how long one may keep the GPU while others wait "
+        help="time quantum: how long a session may keep the GPU while others wait "
         f"(default: {_seconds_of(DEFAULTS.tq_ns)})",
     )
     parser.add_argument(
@@ -122,7 +122,7 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         type=_end_after_ns,
         help="end a program whose turn is over (it idles, runs on, or is stopped), whose GPU "
         "memory others have waited for so long, and whose own job or container has too little RAM "
-        "for that memory to be moved out; its user is told beforehand; 0: never (default: 0)",
+        "for that memory to be moved out; its user gets a notice first; 0: never (default: 0)",
     )
     parser.add_argument(
         "--lock-timeout",
@@ -149,7 +149,7 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=_duration_ns,
         help="a program with Kiwi's library in it, and threads that a cell left behind, count as "
-        "idle when nothing of them was seen on the GPU for so long "
+        "idle when the GPU has done nothing for them for this long "
         f"(default: {_seconds_of(DEFAULTS.lingering_idle_ns)})",
     )
     parser.add_argument(
@@ -157,8 +157,8 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         dest="swap_floor_factor",
         metavar="FACTOR",
         type=number(0, FLOOR_FACTOR_MAX, "a factor"),
-        help="a runner keeps the GPU at least so many times as long as moving its memory out and "
-        "back takes, even if its quantum is shorter "
+        help="a runner keeps the GPU for at least this many times the time that moving its "
+        "memory out and back takes, even if its quantum is shorter "
         f"(default: {DEFAULTS.swap_floor_factor:g})",
     )
     parser.add_argument(
@@ -187,7 +187,7 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         "--sessions-per-user",
         metavar="N",
         type=whole(1),
-        help="how many sessions each user may have on each GPU, but for root and the daemon's own "
+        help="how many sessions each user may have on each GPU, except root and the daemon's own "
         "user (default: the built-in share)",
     )
     parser.add_argument(
@@ -202,7 +202,8 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         dest="end_unused_after_s",
         metavar="SECONDS",
         type=_unused_after,
-        help="end when no session and no connection has been there for so long; 0: never (default: "
+        help="end when there has been no session and no connection for this long; 0: never "
+        "(default: "
         f"0, and {ns_to_seconds(DEFAULTS.unused_ns):g} where a notebook or kiwi run starts the "
         "daemon)",
     )
@@ -216,8 +217,8 @@ def _add_emulation(parser: argparse.ArgumentParser) -> None:
         "--emulate",
         metavar="NxSIZE",
         type=parse_emulation,
-        help="serve N emulated GPUs of SIZE each, for example 2x512MiB, or 2x512MiB,driver=595 for "
-        "the manners of that driver; no real GPU is touched",
+        help="serve N emulated GPUs of SIZE each, for example 2x512MiB, or 2x512MiB,driver=595 "
+        "to behave like that driver; no real GPU is touched",
     )
     parser.add_argument(
         "--emulate-copy-rate",

@@ -21,14 +21,14 @@ EPILOG = """\
 examples:
   kiwi device-plugin                       8 places on each GPU: kiwi-jupyter/gpu
   kiwi device-plugin --replicas 20         20 places
-  kiwi device-plugin --config config.yaml  resource and places as a file for NVIDIA's device plugin
-                                           says (sharing.timeSlicing)
+  kiwi device-plugin --config config.yaml  resource and places from a file for NVIDIA's device
+                                           plugin (sharing.timeSlicing)
 
-Needs the daemons' sockets and two directories of the node, and no right at the cluster's API.
+Needs the daemons' sockets and two directories of the node, and no access to the cluster's API.
 Install it with: pip install 'kiwi-jupyter[kubernetes]'
 
-A kubelet or a daemon that is not there yet, or restarts, is waited for. A GPU whose daemon does
-not answer, or that has MIG or MPS on, is offered as unhealthy, and the log says why.
+It waits for a kubelet or a daemon that is not there yet, or restarts. A GPU whose daemon does not
+answer, or that has MIG or MPS on, is offered as unhealthy, and the log says why.
 """
 
 PACKAGES: Final = {"grpc": "grpcio", "google.protobuf": "protobuf", "yaml": "PyYAML"}
@@ -125,6 +125,6 @@ def _has(module: str) -> bool:
 def _resource(text: str) -> str:
     if _RESOURCE.fullmatch(text) is None or "kubernetes.io/" in text:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no name of a resource; write for example kiwi-jupyter/gpu"
+            f"{text!r} is not the name of a resource; write for example kiwi-jupyter/gpu"
         )
     return text

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "Looks at this machine and says, line by line, whether Kiwi can work on it."
 EPILOG = """\
 Each line is OK, WARN (works, but something is missing or could be better) or FAIL (Kiwi cannot
-work until it is mended), with its remedy below. Nothing on the machine is changed.
+work until it is fixed), with its remedy below. Nothing on the machine is changed.
 
 exit codes: 0 no line is FAIL, 1 at least one is.
 
@@ -157,7 +157,7 @@ def _verdict(findings: list[Finding], style: Style) -> str:
     fails = sum(finding.level is Level.FAIL for finding in findings)
     warns = sum(finding.level is Level.WARN for finding in findings)
     if fails:
-        return style.red(f"\nNot fit yet: {fails} to mend, {warns} to look at.")
+        return style.red(f"\nNot fit yet: {fails} to fix, {warns} to look at.")
     if warns:
         return style.yellow(f"\nFit, with {warns} to look at.")
     return style.green("\nFit.")

@@ -67,8 +67,8 @@ class SessionCommand:
 
 
 _WHO_MAY: Final = """\
-Everybody may do so with their own sessions; the daemon's owner, root, and members of the group that
-the daemon was given with --admin-group with all."""
+Users may do this to their own sessions. The daemon's owner, root, and members of the daemon's
+--admin-group may do it to all sessions."""
 
 RELEASE: Final = SessionCommand(
     Client.release,
@@ -80,9 +80,10 @@ Nothing is lost: it comes back with the session's next GPU cell.""",
 examples:
   kiwi release k5d0c3a9e11          its id is in kiwi status --json
 
-{_WHO_MAY} The daemon's log says who did. A session in the
-middle of a cell is refused: while others wait its turn ends by itself. kiwi suspend ends it now,
-and for longer turns of others see kiwi set --session ID priority=low.
+{_WHO_MAY} The daemon's log says who did it. The
+command is refused for a session in the middle of a cell: while others wait, its turn ends by
+itself. kiwi suspend ends the turn now. To give others longer turns, see
+kiwi set --session ID priority=low.
 """,
 )
 SUSPEND: Final = SessionCommand(
@@ -90,30 +91,31 @@ SUSPEND: Final = SessionCommand(
     "suspended until kiwi resume",
     """\
 Ends the turn of a session now, also in the middle of a cell, and keeps it out of the GPU
-until `kiwi resume`. Its memory goes to system RAM. Nothing is lost: the cell goes on then.""",
+until `kiwi resume`. Its memory goes to system RAM. Nothing is lost: then the cell goes on.""",
     f"""\
 examples:
   kiwi suspend k5d0c3a9e11          its id is in kiwi status --json
   kiwi resume k5d0c3a9e11           it waits for its turn like any other from then on
 
-{_WHO_MAY} What an admin suspended only an admin resumes. The
-notebook, the sidebar and kiwi status say that it is suspended, and the daemon's log says by whom.
+{_WHO_MAY} Only an admin can resume what an admin
+suspended. The notebook, the sidebar and kiwi status say that the session is suspended, and the
+daemon's log says by whom.
 
 It lasts until kiwi resume, also if the daemon is killed and starts again. It ends with the
 session's process (a kernel that is restarted), when the program leaves Kiwi (%kiwi off), and when
-the daemon is told to end, which gives everybody their memory back.
+the daemon is stopped, which brings everybody's memory back.
 """,
 )
 RESUME: Final = SessionCommand(
     Client.resume,
     "not suspended any more",
     """\
-Ends what `kiwi suspend` began. A cell of the session goes on in its turn: it joins the end
-of the queue.""",
+Ends a suspension by `kiwi suspend`. A cell of the session goes on in its turn: it joins the
+end of the queue.""",
     """\
 examples:
   kiwi resume k5d0c3a9e11           its id is in kiwi status --json
 
-Who may suspend a session may resume it; what an admin suspended only an admin resumes.
+Users who may suspend a session may resume it. Only an admin can resume what an admin suspended.
 """,
 )

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-DESCRIPTION = "Shows what a daemon says that was started by itself, by a notebook or kiwi run."
+DESCRIPTION = "Shows the log of a daemon that a notebook or kiwi run has started."
 EPILOG = """\
 examples:
   kiwi logs                  the last 40 lines
   kiwi logs -n 500           more of them
-  kiwi logs --follow         and what comes; leave with Ctrl-C
+  kiwi logs --follow         and new lines; leave with Ctrl-C
 
-A daemon that was started by hand writes to its terminal, one of systemd to the journal:
-journalctl -u kiwi
+A daemon that was started by hand writes to its terminal. A daemon that systemd started writes to
+systemd's journal: journalctl -u kiwi
 """
 
 LINES: Final = 40
@@ -60,9 +60,9 @@ def _open(directory: Path) -> BinaryIO:
         raise CallerError(
             "no-log",
             f"There is no log of a daemon to read in {directory} ({error.strerror}).",
-            "Only a daemon that was started by itself has one. Of a daemon of systemd's: journalctl"
-            " -u kiwi. One that was started by hand writes to its terminal. If one runs elsewhere,"
-            " name its directory with --socket-dir.",
+            "Only a daemon that a notebook or kiwi run has started has one. For one of systemd:"
+            " journalctl -u kiwi. A daemon that was started by hand writes to its terminal. If one"
+            " runs elsewhere, name its directory with --socket-dir.",
         ) from error
 
 

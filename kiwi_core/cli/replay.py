@@ -23,13 +23,13 @@ _NAMED_MAX = 20
 """Most sessions that an error message lists: a screenful."""
 
 DESCRIPTION = """\
-Reads a daemon's journal and tells what happened: each event and what the scheduler ordered, then
-who held the GPU when, who waited for how long, and what was moved. Each decision is made again by
-the scheduler of this version; where it differs from the journal that is marked with !!."""
+Reads a daemon's journal and shows what happened: each event and the scheduler's orders, then who
+held the GPU when, who waited for how long, and what was moved. The scheduler of this version makes
+each decision again; differences from the journal are marked with !!."""
 EPILOG = """\
 Each GPU's daemon writes its journal, UUID.journal, into the state directory ($KIWI_STATE_DIR, else
 state/ in the socket directory); .1, .2 ... are earlier ones: of earlier daemons, or full. A full
-one goes on in the next; to check that too, play both: cat U.journal.1 U.journal | kiwi replay -
+one goes on in the next; to check both, play both: cat U.journal.1 U.journal | kiwi replay -
 A journal holds no names of users or notebooks, no code and no data.
 
 exit codes: 0 the scheduler decides as recorded, 1 it does not (or the journal cannot be read).
@@ -165,7 +165,7 @@ def summary(run: HistoryRun) -> list[str]:
             "not checked."
         )
     elif run.differences:
-        lines.append(f"The scheduler of this version decides otherwise {run.differences} times.")
+        lines.append(f"The scheduler of this version decides differently {run.differences} times.")
     else:
         lines.append("The scheduler of this version decides the same.")
     return lines

@@ -40,31 +40,31 @@ examples:
   kiwi run --name "nightly training" --gpu 1 -- ./train.sh
   kiwi run --require -- python train.py      do not run without a daemon
 
-The program starts when the GPU is its, with the same terminal, and has it for its whole life;
-while others wait it is suspended at the end of each time quantum and goes on by itself, as a cell
-of a notebook does. Its children take part too. So a program that needs the GPU only now and then
-keeps others waiting for longer than it must: prefer a notebook, or split the program.
+The program starts when it gets the GPU, with the same terminal, and holds the GPU until it ends.
+While others wait, it is suspended at the end of each time quantum and goes on by itself, like a
+cell of a notebook. Its children take part, too. A program that needs the GPU only now and then
+keeps others waiting longer than necessary: prefer a notebook, or split the program.
 
 If its job or container has too little RAM for its GPU memory, it keeps the GPU while others wait,
-and says how much RAM to ask for. The admin may have such a program ended after a while; it is told
-beforehand, gets SIGTERM, and 10 s later SIGKILL (kiwi daemon --end-immovable-after).
+and says how much RAM to ask for. An admin may set that Kiwi ends such a program after a while: it
+gets a notice, then SIGTERM, and 10 s later SIGKILL (kiwi daemon --end-immovable-after).
 
-One GPU is made visible to it (CUDA_VISIBLE_DEVICES), unless you have chosen one yourself. With a
+The program sees one GPU (CUDA_VISIBLE_DEVICES), unless you have chosen one yourself. With a
 daemon of emulated GPUs it gets the emulated driver.
 
-A library of Kiwi's is preloaded into it (LD_PRELOAD), the gate that lets Kiwi stop it safely in the
-middle of its work. A program that strips its environment, or is linked statically, has no gate: it
+Kiwi preloads a library into it (LD_PRELOAD): the gate, which lets Kiwi stop it safely in the middle
+of its work. A program that strips its environment, or is linked statically, has no gate: it
 keeps the GPU until its work is done, and `kiwi status` says so.
 
 With --pager inprocess (or KIWI_PAGER=inprocess) the library moves its GPU memory itself, and asks
-for the GPU at each burst of GPU work: then the program keeps
-nobody waiting while it does not compute. New: tried on one real GPU so far.
+for the GPU at each burst of GPU work, so that the program keeps nobody waiting while it does not
+compute. New: tried on one real GPU so far.
 
 Notebooks and `kiwi run`s that it starts belong to this session. Programs that leave for good
 (daemons) are not followed.
 
-Without a daemon one is started, if this machine has a GPU; if that fails the program runs as if
-Kiwi were not there, with a warning.
+If there is no daemon and this machine has a GPU, kiwi run starts a daemon. If that fails, the
+program runs as if Kiwi were not there, with a warning.
 
 exit codes: the program's own; 128 + n if signal n ended it; 126 or 127 if it cannot be executed or
 found; 130 if you gave up waiting with Ctrl-C; 1 if --require and there is no daemon.
@@ -254,7 +254,10 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     def tell(_spent_s: float) -> None:
         nonlocal told
         if not told:
-            warn(f"A daemon was here and is not just now: waiting up to {within_s:g} s for it.")
+            warn(
+                f"The Kiwi daemon does not answer; it may be restarting. Waiting up to "
+                f"{within_s:g} s for it."
+            )
         told = True
 
     may_start = gpu_possible(dict(os.environ)) and may_start_in(directory)

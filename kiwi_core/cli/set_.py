@@ -107,7 +107,9 @@ def parse_anti_thrash(text: str) -> AntiThrash:
 def parse_policy(text: str) -> str:
     name = text.strip().lower()
     if name not in names():
-        raise argparse.ArgumentTypeError(f"{text!r} is no policy; there are: {', '.join(names())}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a policy; there are: {', '.join(names())}"
+        )
     return name
 
 
@@ -116,7 +118,7 @@ def parse_priority(text: str) -> Priority:
         return Priority(text.strip().lower())
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no priority class; there are: {', '.join(PRIORITIES)}"
+            f"{text!r} is not a priority class; there are: {', '.join(PRIORITIES)}"
         ) from None
 
 

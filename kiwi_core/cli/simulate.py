@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a mix: how long its sessions live if they never wait (default: 24)",
     )  # fmt: skip
     parser.add_argument(
-        "--sessions", type=whole(1, 3000), metavar="N", help="of a mix: so many in all"
+        "--sessions", type=whole(1, 3000), metavar="N", help="of a mix: number of sessions in all"
     )
     parser.add_argument("--seed", type=whole(0, 2**32), default=0, metavar="N", help="(default: 0)")
     parser.add_argument(
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_cluster(parser)
     parser.add_argument(
         "--gpus", type=whole(1, GPUS_MAX), default=1, metavar="N",
-        help="so many GPUs, each with another seed, counted together; with --nodes, of each node "
+        help="number of GPUs, each with another seed, added up; with --nodes, on each node "
         "(default: 1)",
     )  # fmt: skip
     parser.add_argument(
@@ -165,7 +165,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a cluster")
     group.add_argument(
         "--nodes", type=whole(1, GPUS_MAX), metavar="N",
-        help="of a mix: so many nodes, on which sessions come and go",
+        help="of a mix: number of nodes, on which sessions come and go",
     )  # fmt: skip
     group.add_argument(
         "--place", nargs="+", choices=[rule.value for rule in Placing], metavar="RULE",

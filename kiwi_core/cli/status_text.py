@@ -32,7 +32,7 @@ def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list
     if rows := choice.lines(gpu.sessions, style):
         lines += ["", *rows]
     elif gpu.sessions:
-        lines += ["", style.dim("  no session is as you asked")]
+        lines += ["", style.dim("  no session matches")]
     return lines
 
 

@@ -143,7 +143,8 @@ def _end_process(ref: processes.ProcessRef, gpu: str) -> None:
         while not select.select([descriptor], [], [], _PATIENCE_S)[0]:
             spent_s = time.monotonic() - began_s
             print(
-                f"{gpu}: brings notebooks back that it had suspended ({spent_s:.0f} s)", flush=True
+                f"{gpu}: is bringing back the notebooks that it had suspended ({spent_s:.0f} s)",
+                flush=True,
             )
     except PermissionError:
         raise CallerError(

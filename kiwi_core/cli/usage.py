@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import UsageReport, UsageRow, Welcome
 
 DESCRIPTION = (
-    "Shows what users, notebooks or jobs have had of the GPUs. The daemons keep these sums, also\n"
-    "over restarts and crashes; without a running daemon there is nobody to ask (nothing is lost)."
+    "Shows how much of the GPUs users, notebooks or jobs have had. The daemons keep these sums\n"
+    "over restarts and crashes. Without a running daemon they cannot be shown (nothing is lost)."
 )
 EPILOG = """\
 examples:
@@ -76,7 +76,7 @@ def parse_since(text: str) -> float:
         return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time; write for example 1h, 2d, 2026-11-01 or 2026-11-01T14:00"
+            f"{text!r} is not a time; write for example 1h, 2d, 2026-11-01 or 2026-11-01T14:00"
         ) from None
 
 

@@ -83,7 +83,7 @@ def why_no_sockets(path: Path) -> str:
         why = why_unsafe(path)
     except OSError:
         return ""
-    return f" Nothing in that directory is used, for it {why}." if why else ""
+    return f" Nothing in that directory is used, because it {why}." if why else ""
 
 
 @contextmanager

@@ -363,6 +363,6 @@ def _failure(error: Error) -> PeerError:
 def _unexpected(message: DaemonMessage) -> PeerError:
     return PeerError(
         "out-of-order",
-        f"The daemon said {_tag(message)!r}, which makes no sense now.",
+        f"The daemon sent {_tag(message)!r}, which makes no sense now.",
         "Use the same version of Kiwi on both ends.",
     )

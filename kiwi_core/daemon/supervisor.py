@@ -76,7 +76,7 @@ def _check_group(name: str) -> None:
         raise CallerError(
             "no-such-group",
             f"This machine has no group {name!r}.",
-            "See which there are with getent group; a user's own with id.",
+            "getent group lists the groups, and id those of a user.",
         ) from None
 
 

@@ -105,6 +105,6 @@ def profile(name: str | None) -> Profile:
     found = DRIVERS.get(chosen)
     if found is None:
         raise ValueError(
-            f"{chosen!r} is no emulated driver: choose one of {', '.join(sorted(DRIVERS))}"
+            f"{chosen!r} is not an emulated driver: choose one of {', '.join(sorted(DRIVERS))}"
         )
     return found

@@ -132,7 +132,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     _counter(
         "kiwi_lease_suspensions_total",
-        "Bursts stopped in their middle for others' turns.",
+        "Bursts suspended in their middle for others' turns.",
         lambda m: m.suspensions,
     ),
     _gauge("kiwi_lease_holders", "Sessions that hold the GPU.", lambda m: m.holders),
@@ -214,28 +214,28 @@ FAMILIES: Final[tuple[Family, ...]] = (
     # --- how hard the GPU works -------------------------------------------------------------------
     _known_gauge(
         "kiwi_gpu_utilisation_ratio",
-        "Share of the last moments in which any kernel ran on the GPU; absent: NVML does not say.",
+        "Share of the last moments in which any kernel ran on the GPU; absent if NVML does not "
+        "report it.",
         lambda m: None if m.utilisation_percent is None else m.utilisation_percent / 100,
     ),
     _known_gauge(
         "kiwi_gpu_temperature_celsius",
-        "Temperature of the GPU; absent: NVML does not say.",
+        "Temperature of the GPU; absent if NVML does not report it.",
         lambda m: m.temperature_c,
     ),
     _known_gauge(
         "kiwi_gpu_power_watts",
-        "Power that the GPU draws; absent: NVML does not say.",
+        "Power that the GPU draws; absent if NVML does not report it.",
         lambda m: m.power_w,
     ),
     _known_gauge(
         "kiwi_gpu_power_limit_watts",
-        "Power that the GPU may draw; absent: NVML does not say.",
+        "Power that the GPU may draw; absent if NVML does not report it.",
         lambda m: m.power_limit_w,
     ),
     _known_gauge(
         "kiwi_newcomer_wait_seconds",
-        "How long a session of which nothing is known would wait if it asked now; absent: nobody "
-        "can tell.",
+        "How long a new session would wait if it asked now; absent if that is not known.",
         lambda m: m.newcomer_wait_s,
     ),
     # --- settings ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The words that every surface uses for a wait, a turn and the GPU's load.
 
-``labextension/src/model/told.ts`` has the same words; one table of cases
+``labextension/src/model/phrases.ts`` has the same words; one table of cases
 (``tests/support/surface_words.json``) tests both.
 """
 

@@ -54,7 +54,7 @@ class Kiwi(Configurable):
         10.0,
         min=0.0,
         help="Seconds without a daemon after which a waiting cell runs without Kiwi; and how long"
-        " the first GPU cell waits for a daemon that was here and is not just now.",
+        " the first GPU cell waits for a daemon that was here and may be restarting.",
     ).tag(config=True)
 
     turn_grace_s = Float(

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.session import KernelSession
 
 UNTOUCHED: Final = (
-    "nothing in this kernel has started the CUDA driver, and the cell does not plainly go for the"
-    " GPU; should it reach the GPU all the same, it waits for its turn there (the doubt: {doubt})"
+    "nothing in this kernel has started the CUDA driver, and the cell does not plainly use the "
+    "GPU; if it reaches the GPU all the same, it waits there for its turn (not proved: {doubt})"
 )
 
 AT_A_GLANCE: Final = (
-    "nothing in this kernel has started the CUDA driver, and the cell names nothing that could use"
-    " the GPU; should it reach the GPU all the same, it waits for its turn there"
+    "nothing in this kernel has started the CUDA driver, and the cell names nothing that could "
+    "use the GPU; if it reaches the GPU all the same, it waits there for its turn"
 )
 
 _log = logging.getLogger("kiwi.kernel")

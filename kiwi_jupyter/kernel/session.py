@@ -33,7 +33,7 @@ RETRY_S: Final = 30.0
 JOIN_EVERY_S: Final = 1.0
 """Interval of attempts while there is no daemon."""
 
-AWAY: Final = "Waiting for the Kiwi daemon, which was here and is not just now"
+AWAY: Final = "Waiting for the Kiwi daemon, which may be restarting"
 UNGUARDED: Final = (
     "Until then cells of this notebook are never stopped in the middle, so others wait for them."
 )

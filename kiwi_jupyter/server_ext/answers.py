@@ -24,10 +24,18 @@ STATUS_OF: Final = {
 """The HTTP status for each code of Kiwi; any other error of a daemon is 502."""
 
 _HTTP: Final = {
-    400: ("bad-request", "The request cannot be understood.", "docs/rest.md says what is."),
-    403: ("not-allowed", "You may not do that.", "Ask who runs this Jupyter server."),
-    404: ("not-found", "There is nothing here.", "GET kiwi/api/openapi.json lists what there is."),
-    405: ("bad-method", "This cannot be done here.", "GET kiwi/api/openapi.json lists what can."),
+    400: (
+        "bad-request",
+        "The request cannot be understood.",
+        "docs/rest.md describes the requests.",
+    ),
+    403: ("not-allowed", "You may not do that.", "Ask the owner of this Jupyter server."),
+    404: ("not-found", "There is nothing here.", "GET kiwi/api/openapi.json lists the routes."),
+    405: (
+        "bad-method",
+        "This cannot be done here.",
+        "GET kiwi/api/openapi.json lists the methods.",
+    ),
 }
 _FAILED: Final = (
     "failed",

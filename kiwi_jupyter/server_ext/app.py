@@ -19,7 +19,7 @@ from kiwi_jupyter.server_ext.service import KiwiService
 
 
 class KiwiServerApp(ExtensionApp):
-    """Who shares the GPU, and for how long one waits: REST interface and stream for the sidebar."""
+    """Who shares the GPU, and how long the wait is: REST interface and stream for the sidebar."""
 
     name = "kiwi_jupyter"
     extension_url = "/lab"

@@ -248,7 +248,8 @@ class DaemonConnections:
             return Problem(
                 code="no-access",
                 message=f"You may not look for Kiwi daemons in {self._directory}.",
-                remedy="Who runs this machine can allow it: the directory must be open to read.",
+                remedy="The administrator of this machine can allow it: the directory must be "
+                "readable.",
             )
         if self._autostarts and not self._worth_starting():
             return Problem(

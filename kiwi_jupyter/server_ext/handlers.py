@@ -84,7 +84,8 @@ class KiwiHandler(APIHandler):
                 m.Problem(
                     code="not-allowed",
                     message="You may not change Kiwi's settings through this Jupyter server.",
-                    remedy="Who runs it can allow it: c.KiwiServerApp.may_change_settings.",
+                    remedy="The owner of the server can allow it: "
+                    "c.KiwiServerApp.may_change_settings.",
                 ),
             )
 
@@ -129,7 +130,9 @@ class StatusHandler(KiwiHandler):
         except msgspec.ValidationError:
             seconds = -1.0
         if not 0 <= seconds < float("inf"):
-            raise bad_request("history_s is no time.", "Write seconds, for example history_s=300.")
+            raise bad_request(
+                "history_s is not a time.", "Write seconds, for example history_s=300."
+            )
         return seconds
 
 

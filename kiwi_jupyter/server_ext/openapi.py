@@ -14,9 +14,9 @@ from kiwi_jupyter.server_ext import model as m
 
 _REF: Final = "#/components/schemas/{name}"
 _ABOUT: Final = (
-    "Who shares the GPU, and for how long one waits. Every request is authenticated and authorised"
+    "Who shares the GPU, and how long the wait is. Every request is authenticated and authorised"
     " as Jupyter Server does it: token or cookie, an XSRF token for cookies, and its Authorizer,"
-    " asked for the resource `kiwi`. The stream `events` is a WebSocket: docs/rest.md tells of it,"
+    " asked for the resource `kiwi`. The stream `events` is a WebSocket: docs/rest.md describes it,"
     " and its messages are among the schemas here."
 )
 _SCHEMAS: Final = (
@@ -24,7 +24,7 @@ _SCHEMAS: Final = (
     m.BroughtBack, m.Story, m.Usage, m.Problem,
 )  # fmt: skip
 _ERRORS: Final = {
-    400: "The request cannot be understood, or asks for what cannot be.",
+    400: "The request cannot be understood, or asks for something impossible.",
     403: "Unknown user, no right, or no XSRF token.",
     404: "No such GPU, or no such session of yours.",
     409: "The session is in the middle of a burst; nothing was moved.",

@@ -52,5 +52,5 @@ class UsageHandler(KiwiHandler):
             return msgspec.convert(text, UnixTime, strict=False)
         except msgspec.ValidationError:
             raise bad_request(
-                "since is no time.", "Write Unix seconds, for example since=1795046400."
+                "since is not a time.", "Write Unix seconds, for example since=1795046400."
             ) from None

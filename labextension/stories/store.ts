@@ -1,4 +1,4 @@
-/** A model for stories and tests, whose clock moves only when it is told to. */
+/** A model for stories and tests, whose clock moves only on demand. */
 
 import { Signal } from '@lumino/signaling';
 

@@ -138,7 +138,7 @@ def test_a_journal_that_was_altered_is_found_out(kiwi, journal):
     result = kiwi("replay", str(journal))
     assert result.code == 1
     assert "!!" in result.out
-    assert "decides otherwise" in result.out
+    assert "decides differently" in result.out
 
 
 def test_a_last_line_that_was_cut_short_is_left_out(kiwi, journal):

@@ -194,7 +194,7 @@ def test_sessions_are_chosen_and_sorted(words, expected):
     shown = json.loads(to_json([crowd()], choice))["gpus"][0]["sessions"]
     assert [one["id"] for one in shown] == expected
     if not expected:
-        assert table[-1] == "  no session is as you asked"
+        assert table[-1] == "  no session matches"
 
 
 def test_columns_are_chosen():

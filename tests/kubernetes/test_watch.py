@@ -54,7 +54,7 @@ def test_a_daemon_has_a_moment_to_come_back(watch: Watch, clock: Clock) -> None:
 
 
 def test_a_gpu_with_mig_is_not_offered(watch: Watch, clock: Clock) -> None:
-    mig = structs.replace(B, errors=[f"{unmovable.MIG} Who fits runs; the others wait."])
+    mig = structs.replace(B, errors=[f"{unmovable.MIG} Programs that fit run; the others wait."])
     watch.take([A, mig])
     assert watch.why_not["GPU-0"] == ""
     assert "nvidia-smi -mig 0" in watch.why_not["GPU-1"]

@@ -1,6 +1,6 @@
 """Tests of the words for waits, turns and loads in the command line and ``%kiwi status``.
 
-The sidebar's test, ``labextension/tests/model/told.spec.tsx``, reads the same table.
+The sidebar's test, ``labextension/tests/model/phrases.spec.tsx``, reads the same table.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def check() -> Iterator[Finding]:
     if find_spec("jupyter_server") is None:
         yield ok(
             "server",
-            "no Jupyter Server in this environment; where JupyterLab runs, install Kiwi, too",
+            "no Jupyter Server in this environment; install Kiwi also where JupyterLab runs",
         )
         return
     said = ask()
@@ -99,7 +99,7 @@ def sidebar(lab: Mapping[str, Any]) -> Finding:
         names = " ".join(lab["disabled"])
         return warn(
             "sidebar",
-            f"JupyterLab has {names} disabled: the sidebar is not, or not wholly, there.",
+            f"JupyterLab has {names} disabled: the sidebar, or a part of it, is missing.",
             f"jupyter labextension enable {names}",
         )
     return ok("sidebar", "JupyterLab and Notebook show Kiwi's sidebar")

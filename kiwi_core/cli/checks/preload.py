@@ -43,7 +43,7 @@ def chosen(value: str) -> Iterator[Finding]:
     if value not in ("", CHECKPOINT, INPROCESS):
         yield warn(
             AREA,
-            f"{ENV_PAGER} is {value!r}, which is nothing Kiwi knows: as if it were not set.",
+            f"{ENV_PAGER} is {value!r}, which Kiwi does not know and ignores.",
             f"{ENV_PAGER}={INPROCESS}, or {CHECKPOINT}",
         )
 
@@ -84,5 +84,5 @@ def beside(preloaded: str) -> Iterator[Finding]:
             yield warn(
                 AREA,
                 f"LD_PRELOAD has {other}, which replaces CUDA functions as well.",
-                f"One of the two at a time: unset LD_PRELOAD, or {ENV_PAGER}={CHECKPOINT}.",
+                f"Use only one of the two: unset LD_PRELOAD, or {ENV_PAGER}={CHECKPOINT}.",
             )

@@ -70,7 +70,7 @@ def daemons(path: Path) -> Iterator[Finding]:
         yield fail("daemon", error.message, error.remedy)
         return
     if not found:
-        yield ok("daemon", "none is running (a notebook that meets a GPU starts one by itself)")
+        yield ok("daemon", "none is running (a notebook that uses a GPU starts one by itself)")
     for socket in found:
         yield from daemon(socket)
 
@@ -102,6 +102,6 @@ def version(welcome: Welcome, status: GpuStatus) -> Finding:
         return warn(
             "daemon",
             f"{text}, version {status.daemon_version} while this is {__version__}.",
-            "Works, but restart the daemon to have what this version brings.",
+            "It works, but restart the daemon to get this version.",
         )
     return ok("daemon", f"{text}, version {__version__}")

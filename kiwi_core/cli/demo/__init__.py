@@ -19,7 +19,7 @@ With no NVIDIA GPU (or with --emulate) it runs on an emulated one, and says so."
 EPILOG = """\
 examples:
   kiwi demo                  opens JupyterLab with the two notebooks; run both
-  kiwi demo --headless       runs them itself, tells what happens, ends with a verdict
+  kiwi demo --headless       runs them itself, prints what happens, ends with a verdict
 
 All that the demo starts ends with it, a browser that it has opened included.
 

@@ -33,7 +33,7 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
     if why:
         raise CallerError(
             "unsafe-directory",
-            f"{path} {why}: whoever can put files there could pose as the daemon.",
+            f"{path} {why}: a user who can put files there could pose as the daemon.",
             f"Run `chmod go-w {path}` if it is for Kiwi alone; else name another one with "
             "--socket-dir or KIWI_SOCKET_DIR (for the state: --state-dir or KIWI_STATE_DIR).",
         )

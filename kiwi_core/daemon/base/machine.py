@@ -44,7 +44,7 @@ class Machine:
 
     def warnings(self) -> list[str]:
         """Return what keeps Kiwi from sharing this GPU fully, in sentences."""
-        return [f"{MIG} Who fits runs; the others wait."] if self.gpu.mig else []
+        return [f"{MIG} Programs that fit run; the others wait."] if self.gpu.mig else []
 
 
 async def this_machine(gpu_uuid: str, fixed_budget_bytes: int | None) -> Machine:

@@ -98,7 +98,7 @@ NEVER_NS: Final = 1 << 62
 @register
 class Interactive(Policy):
     name = "interactive"
-    summary = "short cells first; who has had little lately goes before who has had much"
+    summary = "short cells first; sessions with little recent GPU time go before the others"
     overtakes = True
 
     def __init__(self) -> None:

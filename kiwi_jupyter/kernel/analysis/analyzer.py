@@ -49,7 +49,7 @@ RUNS_ANYTHING: Final = frozenset({"exec", "eval", "compile", "__import__", "geta
 PUT_OFF_MAX: Final = 512
 """Most cells that are put off. They are all analysed at once, in about half a second."""
 
-NOT_PLAIN: Final = "it does not plainly go for the GPU"
+NOT_PLAIN: Final = "it does not plainly use the GPU"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-/** Carries out what users can do from the surfaces. */
+/** Carries out the users' actions. */
 
 import { KernelAPI } from '@jupyterlab/services';
 

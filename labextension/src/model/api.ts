@@ -4,7 +4,7 @@ import type { ISignal } from '@lumino/signaling';
 
 import type { AntiThrash, IGpu, ISession, IState } from './types';
 
-/** State of the stream to the server: not yet connected, live, or lost (and retrying). */
+/** State of the stream from the server: not yet connected, live, or lost (and retrying). */
 export type Connection = 'connecting' | 'live' | 'lost';
 
 export interface IKiwiStore {
@@ -17,8 +17,8 @@ export interface IKiwiStore {
   readonly changed: ISignal<IKiwiStore, void>;
   /** The server's clock in Unix seconds: this machine's clock, corrected. */
   now(): number;
-  /** When the wait of `session` is expected to end, as the daemon says: a countdown made of it
-   * does not rise. null: nobody can tell, or it does not wait. */
+  /** When the wait of `session` is expected to end, as the daemon says: a countdown to it does
+   * not rise. null: that is not known, or it does not wait. */
   expected(session: string): IExpected | null;
 }
 
@@ -45,12 +45,12 @@ export interface ISettingsPatch {
 
 /** All reject with an `Error` whose message is for users (what happened, what to do). */
 export interface IKiwiActions {
-  /** Brings the session's notebook to the front; resolves at once where it has no path. */
+  /** Brings the session's notebook to the front; resolves at once if it has no path. */
   open(session: ISession): Promise<void>;
   set(gpu: IGpu, patch: ISettingsPatch): Promise<void>;
   release(place: IPlace): Promise<void>;
   /** Interrupts the kernel of a session that waits, so that its cell ends and its place is free. */
   leave(place: IPlace): Promise<void>;
-  /** Look again now: reconnect, and start a daemon where there is none. */
+  /** Looks again now: reconnects, and starts a daemon if there is none. */
   retry(): Promise<void>;
 }

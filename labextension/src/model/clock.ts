@@ -10,9 +10,9 @@ const STEP_S = 2;
 const STEP_SAMPLES = 3;
 
 /**
- * A message arrives late, never early: the greatest difference seen lately between the server's
- * time and ours is the one that is least wrong. A page that slept makes the difference greater, so
- * the first message afterwards puts it right.
+ * A message arrives late, never early. So the greatest recent difference between the server's time
+ * and ours is the least wrong one. A page that slept makes the difference greater, so the first
+ * message afterwards puts it right.
  */
 export class ServerClock {
   /** `local_s`: seconds of this machine, any origin, preferably monotonic. */
@@ -21,7 +21,7 @@ export class ServerClock {
   private _samples: number[] = [];
   private _offset_s: number | null = null;
 
-  /** Take a message of the server by which its clock shows `server_s`. */
+  /** Takes a message in which the server's clock shows `server_s`. */
   observe(server_s: number): void {
     const sample = server_s - this.local_s();
     const recent = this._samples.slice(1 - STEP_SAMPLES);
@@ -33,7 +33,7 @@ export class ServerClock {
     this._offset_s = Math.max(...this._samples);
   }
 
-  /** Unix seconds; before the first message those of this machine. */
+  /** Unix seconds; before the first message, this machine's. */
   now(): number {
     return this._offset_s === null ? Date.now() / 1000 : this.local_s() + this._offset_s;
   }

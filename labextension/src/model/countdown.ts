@@ -1,6 +1,6 @@
 /**
- * When a wait is shown to end. The daemon makes the figures, and keeps them steady, for all surfaces;
- * here they only run down with the clock between two of its words.
+ * The shown end of a wait. The daemon computes the figures for all surfaces and keeps them steady;
+ * here they only run down with the clock between two of its messages.
  */
 
 import type { IExpected } from './api';
@@ -10,8 +10,8 @@ import type { IWaiter } from './types';
 const TIMES = ['expected_at', 'expected_low_at', 'expected_high_at'] as const;
 type Left = Record<(typeof TIMES)[number], number | null>;
 
-/** The daemon keeps each figure steady, and tells a wait anew, with the reason, where it is longer than what
- * was shown. That is more than this, or this share, above what is shown here. */
+/** The daemon keeps each figure steady. It sends a longer wait, with the reason, only if the
+ * wait is longer than the shown one by more than this, or by more than this share. */
 const TOLERANCE_S = 2;
 const TOLERANCE_SHARE = 0.25;
 
@@ -32,7 +32,8 @@ export class ExpectedEnd {
     }
   }
 
-  /** Nothing rises along a wait: what the daemon lets stand still does so here. */
+  /** No figure rises during a wait: a figure that stands still at the daemon stands still here,
+   * too. */
   read(now: number): IExpected | null {
     const left = leftOf(this._entry, now);
     for (const time of TIMES) {

@@ -40,9 +40,10 @@ const PRESSING: Readonly<Record<ISession['state'], number>> = {
 };
 
 /**
- * The reader's own session, and its GPU, that a surface is about: the notebook in front, or, where
- * nothing is in front, the most pressing of `places`. null: there is none. If a notebook is in
- * front, it is that one or none: "yours" beside another name would be taken for that notebook's.
+ * Returns the reader's own session, and its GPU, that a surface is about: that of the notebook in
+ * front or, if none is in front, the most pressing one of `places`. null: there is none. If a
+ * notebook is in front, no other one counts: "yours" beside another name would seem to be about
+ * that notebook.
  */
 export function subjectOf(places: readonly IPlace[], currentKernel: string | null): IPlace | null {
   if (currentKernel !== null) {
@@ -52,7 +53,7 @@ export function subjectOf(places: readonly IPlace[], currentKernel: string | nul
   }
   const place = (each: IPlace) => queueEntry(each)?.position ?? 0;
   const pressing = (each: IPlace) =>
-    // One that waits may be moving at the moment; it waits all the same.
+    // A session that waits may be moving at the moment; it still waits.
     Math.min(PRESSING[each.session.state], place(each) > 0 ? PRESSING.waiting : Infinity);
   return [...places].sort((a, b) => pressing(a) - pressing(b) || place(a) - place(b))[0] ?? null;
 }
@@ -66,7 +67,7 @@ export function holds(place: IPlace): boolean {
   return place.gpu.holders.includes(place.session.id);
 }
 
-/** How many wait for their turn: those that are kept out of the GPU are in nobody's way. */
+/** Returns how many wait for their turn. Sessions that are kept out of the GPU do not count. */
 export function inLine(gpu: IGpu): number {
   return gpu.queue.filter(entry => !entry.kept_out).length;
 }

@@ -2,7 +2,7 @@
 
 const UNITS = ['KiB', 'MiB', 'GiB', 'TiB'] as const;
 
-/** `0 B`, `512 MiB`, `38.4 GiB`: as the command line writes them. */
+/** `0 B`, `512 MiB`, `38.4 GiB`, as on the command line. */
 export function formatBytes(size_bytes: number): string {
   let text = `${Math.round(size_bytes)} B`;
   let value = size_bytes;
@@ -16,8 +16,8 @@ export function formatBytes(size_bytes: number): string {
   return text;
 }
 
-/** How long a wait may still take: `any moment`, `about 12 s`, `10–25 s`, `up to 7 s`,
- * `about 3 min (others go first)`. `format_wait_s` of the Python side says the same. */
+/** Formats the rest of a wait: `any moment`, `about 12 s`, `10–25 s`, `up to 7 s`, `about 3 min
+ * (others go first)`. Python's `format_wait_s` does the same. */
 export function formatWait(
   expected_s: number,
   low_s: number | null = null,
@@ -32,7 +32,8 @@ export function formatWait(
   return why === '' ? text : `${text} (${why})`;
 }
 
-/** Coarsely, so that it stands still while the wait gets shorter; "" if it is one figure. */
+/** Formats a range coarsely, so that it stands still while the wait gets shorter; "" if it is
+ * one figure. */
 function range(low_s: number, high_s: number): string {
   const low = amount(low_s, true);
   const high = amount(high_s, true);

@@ -1,13 +1,14 @@
 /**
- * When to tell the daemon that a notebook is about to be used, so that its memory is back before
- * its next cell is run. The daemon decides; here is only what keeps us from bothering it.
+ * Decides when to send the daemon a hint that a notebook is about to be used, so that its memory is
+ * back before its next cell runs. The daemon decides what to do; this part only limits the number
+ * of hints.
  */
 
 import type { IPlace } from './api';
 import { inLine, placeOfKernel } from './find';
 import type { IState } from './types';
 
-/** How long use of a notebook is expected after the user looked at it or typed in it. */
+/** How long a notebook counts as about to be used after the user looked at it or typed in it. */
 export const INTENT_S = 20;
 
 /** Pause between two hints for one session: after one that had an effect, and after one that had none. */
@@ -34,19 +35,20 @@ function isOut({ session }: IPlace): boolean {
 
 export class Hints {
   private _intent: { kernel: string; until: number } | null = null;
-  /** The session of that kernel, as it was seen last. */
+  /** The last known session of that kernel. */
   private _seen: { id: string; out: boolean } | null = null;
   /** Earliest time of the next hint, by session. */
   private readonly _notBefore = new Map<string, number>();
 
-  /** Somebody looks at, or types in, that kernel's notebook. `now` in seconds, as everywhere. */
+  /** Takes note that somebody looks at, or types in, that kernel's notebook. `now` is in
+   * seconds. */
   intend(kernel: string, now: number): void {
     this._intent = { kernel, until: now + INTENT_S };
   }
 
-  /** The state is another. Memory that went out though nobody wanted the room was sent out by its
-   * user (or made room for another hint): then it is not brought back before they come again.
-   * What has been used since its hint was not brought back in vain: it may have the next one. */
+  /** Takes a new state. Memory that went out although nobody needed the room was moved out by
+   * its user (or for another hint). Then it is not brought back before the user comes again. A
+   * session that was used after its hint may get the next hint. */
   look(state: IState | null): void {
     state?.gpus.forEach(gpu => gpu.holders.forEach(holder => this._notBefore.delete(holder)));
     const place = placeOfKernel(state, this._intent?.kernel ?? null);
@@ -81,7 +83,8 @@ export class Hints {
     return place;
   }
 
-  /** The hint had no effect (refused, or not delivered): the next may come sooner. */
+  /** Takes note that the hint had no effect (refused, or not delivered): the next may come
+   * sooner. */
   refused(session: string, now: number): void {
     this._notBefore.set(session, now + AFTER_REFUSED_S);
   }

@@ -1,4 +1,4 @@
-/** Applies the stream's messages to the state: a pure function. Nothing is changed in place. */
+/** Applies the stream's messages to the state: a pure function that changes nothing in place. */
 
 import type { IDelta, IGpu, IGpuDelta, IHistory, ISession, IState, StreamMessage } from './types';
 
@@ -18,7 +18,7 @@ export function reduce(state: IState | null, message: StreamMessage): IState | n
     return message.seq === state.seq ? state : GAP;
   }
   if (message.seq <= state.seq) {
-    return state; // heard before the reconnect
+    return state; // received before the reconnect
   }
   return message.seq === state.seq + 1 ? withDelta(state, message) : GAP;
 }
@@ -83,7 +83,7 @@ function withSessions(sessions: readonly ISession[], change: IGpuDelta): readonl
   return result;
 }
 
-/** Upserts by id; what ended before the timeline's beginning is forgotten. */
+/** Upserts by id; entries that ended before the timeline's beginning are dropped. */
 function withHistory(
   history: readonly IHistory[],
   news: readonly IHistory[] | undefined,

@@ -46,7 +46,8 @@ export class KiwiRest {
     return (answer as IStory).lines;
   }
 
-  /** The stream's address; what was seen last goes along, so that it can go on from there. */
+  /** Returns the stream's address, with the last position seen, so that the stream can go on
+   * from there. */
   streamUrl(seen: Pick<IState, 'epoch' | 'seq'> | null): string {
     const { wsUrl, token, appendToken } = this.settings;
     const query: Record<string, string> = {};

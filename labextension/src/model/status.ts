@@ -3,7 +3,7 @@
 import type { IKiwiStore, IPlace } from './api';
 import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal } from './format';
-import { keptOutWords, waitWords } from './told';
+import { keptOutWords, waitWords } from './phrases';
 import type { IGpu, IWaiter } from './types';
 
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
@@ -18,7 +18,7 @@ export interface IStatus {
   readonly ticks: boolean;
 }
 
-/** null: nothing worth a place in the status bar (no GPU here, or nothing known yet). */
+/** null: nothing to show in the status bar (no GPU here, or nothing known yet). */
 export function statusOf(store: IKiwiStore): IStatus | null {
   const { state, connection, currentKernel } = store;
   if (state === null || state.gpus.length === 0) {

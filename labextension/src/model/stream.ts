@@ -1,13 +1,14 @@
 /**
- * Keeps hearing from the server: a WebSocket, which goes on where it broke off; where WebSockets
- * are blocked, asking every few seconds; nothing at all while nobody can see the page.
+ * Receives updates from the server: over a WebSocket, which goes on where it broke off, or, if
+ * WebSockets are blocked, by requests every few seconds. While nobody can see the page it does
+ * nothing.
  */
 
 import type { Connection } from './api';
 import { KiwiRestError } from './rest';
 import type { IState, StreamMessage } from './types';
 
-/** Silence for longer than this means a dead connection: the server speaks every 10 s at least. */
+/** A longer silence means a dead connection: the server sends something every 10 s at least. */
 export const SILENCE_MS = 25_000;
 
 /** Pause between tries: doubled each time, with a random part so that many browsers spread out. */
@@ -29,11 +30,11 @@ export interface IStreamHost {
   open(): WebSocket;
   /** Fetches the whole state over REST. */
   ask(): Promise<IState>;
-  /** Returns false if a message was missed: the whole state is then asked for again. */
+  /** Returns false if a message was missed: then the whole state is requested again. */
   hear(message: StreamMessage): boolean;
-  /** Forget what was seen: the next connection begins with a snapshot. */
+  /** Forgets the position in the stream: the next connection begins with a snapshot. */
   forget(): void;
-  /** The server answers, but refuses to tell us about Kiwi. */
+  /** Takes a refusal: the server answers, but does not give Kiwi's state. */
   refused(error: KiwiRestError): void;
   connection(now: Connection): void;
   /** Whether to go on listening while the page is hidden. */
@@ -54,7 +55,7 @@ export class Stream {
     this._rest();
   }
 
-  /** Try again now, without the rest of the pause. */
+  /** Tries again now, without the rest of the pause. */
   retry(): void {
     if (this._socket === null && !this._stopped) {
       this._failures = 0;
@@ -62,7 +63,7 @@ export class Stream {
     }
   }
 
-  /** What decides whether to listen while hidden has changed. */
+  /** Takes note that the answer of `listensHidden` may have changed. */
   review(): void {
     this._onVisibility();
   }
@@ -142,7 +143,7 @@ export class Stream {
     }
   }
 
-  /** The connection is gone; `spoke`: it had worked. */
+  /** Handles the end of the connection; `spoke`: it had worked. */
   private _broke(spoke: boolean): void {
     if (spoke) {
       this._host.connection('lost');

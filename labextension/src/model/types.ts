@@ -1,5 +1,5 @@
 /**
- * What the server extension says over REST and the stream (docs/rest.md), as types.
+ * The types of the server extension's REST interface and stream (docs/rest.md).
  *
  * Written by packaging/typescript_types.py from kiwi_jupyter/server_ext/model.py: do not edit.
  * Times ending in `_at` or `_since` are Unix seconds on the *server's* clock; `_s` are durations

@@ -36,8 +36,8 @@ export function moments(state: IState | null): Map<string, Moment> {
 }
 
 /**
- * What to say about the step from `before` to `state`; '' for nothing. A notebook that gets the
- * GPU without having waited is not news; neither is what was so already when the panel opened.
+ * Returns the announcement of the step from `before` to `state`; '' for none. A notebook that gets
+ * the GPU without a wait is not news; neither is the state in which the panel opens.
  */
 export function announcement(before: Map<string, Moment>, state: IState | null): string {
   const said: string[] = [];

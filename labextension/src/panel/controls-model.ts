@@ -1,4 +1,5 @@
-/** The settings of a GPU as people choose them: words for what there is, checks of what is typed. */
+/** The settings of a GPU as people choose them: the words for each choice, and checks of the
+ * input. */
 
 import type { ISettingsPatch } from '../model/api';
 import type { AntiThrash, IGpu, IScheduler } from '../model/types';
@@ -7,7 +8,7 @@ import type { AntiThrash, IGpu, IScheduler } from '../model/types';
 export const LEAST_TQ_S = 0.1;
 export const MOST_TQ_S = 86_400;
 
-/** One of several that a setting can be. */
+/** One of the values of a setting. */
 export interface IChoice<Value extends string = string> {
   readonly value: Value;
   readonly label: string;
@@ -54,7 +55,8 @@ const POLICIES: readonly IChoice[] = [
   }
 ];
 
-/** In words; one that only this daemon knows is told in the daemon's own. */
+/** Returns the words for a policy; a policy that only this daemon knows is in the daemon's own
+ * words. */
 export function policyOf(gpu: IGpu, name: string): IChoice {
   const summary = gpu.policies.find(policy => policy.name === name)?.summary ?? '';
   const explanation =
@@ -64,7 +66,7 @@ export function policyOf(gpu: IGpu, name: string): IChoice {
   );
 }
 
-/** What is wrong with a time quantum as typed; '' if nothing. */
+/** Returns what is wrong with a typed time quantum; '' if nothing. */
 export function quantumError(text: string): string {
   const value = Number(text);
   if (text.trim() === '' || !Number.isFinite(value)) {
@@ -76,7 +78,7 @@ export function quantumError(text: string): string {
   return '';
 }
 
-/** As they stand in the form. */
+/** The values in the form. */
 export interface ISettings {
   readonly quantum: string;
   readonly mode: AntiThrash;
@@ -88,7 +90,7 @@ export function settingsOf(scheduler: IScheduler): ISettings {
   return { quantum: String(tq_s), mode: anti_thrash, policy };
 }
 
-/** What of a draft was touched after it had been sent as `sent`. */
+/** Returns the fields of a draft that were changed after it had been sent as `sent`. */
 export function changedSince(
   sent: Partial<ISettings>,
   now: Partial<ISettings>
@@ -99,7 +101,7 @@ export function changedSince(
   );
 }
 
-/** What has to be set so that `now` becomes what was chosen; null: nothing. */
+/** Returns the settings that turn `now` into the choice; null: none. */
 export function patchOf(now: IScheduler, chosen: ISettings): ISettingsPatch | null {
   const patch: ISettingsPatch = {};
   if (Number(chosen.quantum) !== now.tq_s) {

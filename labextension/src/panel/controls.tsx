@@ -1,5 +1,5 @@
-/** How the GPU is shared: length of a turn, when turns are taken, who goes first, and why it is so
- * now. */
+/** How the GPU is shared: length of a turn, when notebooks take turns, who goes first, and the
+ * reason for the present mode. */
 
 import * as React from 'react';
 
@@ -52,7 +52,8 @@ function AsText(props: { gpu: IGpu }) {
 
 function Form(props: IPart) {
   const { actions, gpu } = props;
-  // Only what its user has touched; the rest is shown as it is in force, also when others change it.
+  // Only the fields that the user has changed; the others show the value in force, also when others
+  // change it.
   const [draft, setDraft] = React.useState<Partial<ISettings>>({});
   const pending = usePending();
   const chosen = { ...settingsOf(gpu.scheduler), ...draft };
@@ -150,7 +151,7 @@ function Quantum(props: {
   );
 }
 
-/** A list to choose from, and below it what the chosen one means. */
+/** A list of choices, and below it what the chosen one means. */
 function Choice<Value extends string>(props: {
   label: string;
   hook: string;

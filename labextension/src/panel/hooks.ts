@@ -18,7 +18,7 @@ export function useModel(store: IKiwiStore): void {
       return;
     }
     store.changed.connect(redraw);
-    redraw(); // what came between the first drawing and now
+    redraw(); // changes between the first drawing and now
     return () => {
       store.changed.disconnect(redraw);
     };
@@ -45,7 +45,7 @@ export function useTicking<T>(read: () => T): T {
 export interface IPending {
   /** True while the action runs. */
   readonly busy: boolean;
-  /** The error of the last time, for users; '' if there was none. */
+  /** The last error, for users; '' if there was none. */
   readonly error: string;
   run(action: () => Promise<void>): void;
 }
@@ -81,7 +81,7 @@ export function usePending(): IPending {
   return { busy, error, run };
 }
 
-/** A choice that this browser remembers. What is stored but not among `choices` is ignored. */
+/** A choice that this browser remembers. A stored value that is not among `choices` is ignored. */
 export function useRemembered<T extends number>(
   key: string,
   choices: readonly T[],

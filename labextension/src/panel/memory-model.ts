@@ -1,7 +1,7 @@
 /** The segments of the two memory bars; their sizes add up to the whole. Pure. */
 
 import { formatBytes } from '../model/format';
-import { outsideWords } from '../model/told';
+import { outsideWords } from '../model/phrases';
 import type { IGpu, ISession } from '../model/types';
 
 import { lookOf, marksOwn, nameOf } from './people';
@@ -72,8 +72,8 @@ function outside(gpu: IGpu, total: number): ISegment[] {
  * programs. */
 const LEAST_OUTSIDE = 0.005;
 
-/** System RAM: what is paged out there, by notebook, against what may be, and beside it all that
- * one's own notebooks have of RAM. null: nothing to show. */
+/** System RAM: the paged-out memory by notebook, against its limit, and beside it all the RAM of
+ * the reader's own notebooks. null: nothing to show. */
 export function hostBar(gpu: IGpu): IBar | null {
   const out = gpu.sessions.reduce((sum, session) => sum + session.paged_out_bytes, 0);
   const some = gpu.sessions.some(session => session.ram_bytes !== null);

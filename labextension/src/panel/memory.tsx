@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import { formatBytes } from '../model/format';
-import { loads } from '../model/told';
+import { loads } from '../model/phrases';
 import type { IGpu } from '../model/types';
 
 import { gpuBar, hostBar } from './memory-model';

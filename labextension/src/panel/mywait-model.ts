@@ -58,7 +58,7 @@ function said(
 /** Returns the same for an old state: without promises and countdowns. */
 export function noNews(last: IMyWait): IMyWait {
   const known = `Last known: ${last.headline.toLowerCase()}.`;
-  // "A cell starts at once" would be a promise; a place in line and what was wrong are not.
+  // "A cell starts at once" would be a promise; a place in the queue and a problem are not.
   const keeps = last.counts || last.tone === 'wrong' || last.tone === 'out';
   return said('busy', last.session, 'No news', [known, ...(keeps ? last.details : [])]);
 }

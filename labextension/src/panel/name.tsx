@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import { cutInTwo } from './people';
 
-/** `run-2026…-v2.ipynb`. The whole name is what a screen reader says; the tooltip is the caller's. */
+/** Shows `run-2026…-v2.ipynb`. A screen reader says the whole name; the tooltip is the caller's. */
 export function CutName(props: { name: string }) {
   const [start, end] = cutInTwo(props.name);
   if (end === '') {

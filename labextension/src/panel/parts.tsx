@@ -1,9 +1,9 @@
-/** Small parts that several places of the panel use. */
+/** Small components that several parts of the panel use. */
 
 import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
-import { turnWords, waitWords } from '../model/told';
+import { turnWords, waitWords } from '../model/phrases';
 import type { IGpu, IWaiter, ISession } from '../model/types';
 
 import { usePending, useTicking } from './hooks';
@@ -15,11 +15,11 @@ export interface IPart {
   readonly store: IKiwiStore;
   readonly actions: IKiwiActions;
   readonly gpu: IGpu;
-  /** false: what is shown is what was known last, so nothing counts down and nothing can be set. */
+  /** false: the panel shows the last known state, so nothing counts down and nothing can be set. */
   readonly live: boolean;
 }
 
-/** The name of a session: a button that opens its notebook where it is one of the reader's. */
+/** The name of a session: a button that opens its notebook if it is one of the reader's. */
 export function SessionName(props: { session: ISession | undefined; actions: IKiwiActions }) {
   const { session, actions } = props;
   const name = nameOf(session);
@@ -46,15 +46,15 @@ export function SessionName(props: { session: ISession | undefined; actions: IKi
   );
 }
 
-/** Says that a session is the reader's own, where there are others'. */
+/** Marks a session as the reader's own, if there are others'. */
 export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
   return props.session?.mine === true && marksOwn(props.gpu) ? (
     <span className="jp-Kiwi-yours">you</span>
   ) : null;
 }
 
-/** "about 12 s" or "10–25 s", counting down by itself; `short`: "≈ 12 s". `unknown` is said while nobody can
- * tell. */
+/** "about 12 s" or "10–25 s", counting down by itself; `short`: "≈ 12 s". `unknown` is shown
+ * while the wait is not known. */
 export function Countdown(props: {
   store: IKiwiStore;
   entry: IWaiter;
@@ -83,7 +83,7 @@ export function Turn(props: { store: IKiwiStore; gpu: IGpu; holder: ISession }) 
   return <>{useTicking(() => turnWords(gpu, holder, store.now()))}</>;
 }
 
-/** Gives up the place in line of a cell of the reader's that waits. */
+/** Gives up the place in the queue of a waiting cell of the reader's. */
 export function LeaveQueue(props: { gpu: IGpu; session: ISession; actions: IKiwiActions }) {
   const { gpu, session, actions } = props;
   const pending = usePending();

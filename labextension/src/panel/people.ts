@@ -22,7 +22,7 @@ export function queueEntryOf(gpu: IGpu, id: string): IWaiter | undefined {
   return gpu.queue.find(entry => entry.session === id);
 }
 
-/** Returns a name also for a session without one (a program that gave none). */
+/** Returns a name, also for a session without one (a program that gave none). */
 export function nameOf(session: Pick<ISession, 'name'> | undefined): string {
   return session === undefined ? 'a notebook that ended' : session.name || 'an unnamed program';
 }
@@ -41,7 +41,7 @@ export function cutInTwo(name: string): [string, string] {
     : [letters.slice(0, -TAIL).join(''), letters.slice(-TAIL).join('')];
 }
 
-/** Returns whether it is known which notebook did that. */
+/** Returns whether the notebook of the entry is known. */
 export function isNamed({ name }: IHistory): boolean {
   return name !== '' && name !== ANOTHER_USER;
 }

@@ -21,7 +21,7 @@ const CALM = new Set([
 /** States that are no fault and need no waiting: shown without a box. */
 const QUIET = new Set(['no-gpu', 'disabled']);
 
-/** Problems without a button to try again: that happens already, or is useless. */
+/** Problems without a button to try again, because Kiwi already tries, or trying is useless. */
 const WITHOUT_RETRY = new Set(['starting', 'connecting', 'disabled', 'no-gpu', 'daemon-away']);
 
 export function Problem(props: { problem: IProblem; actions?: IKiwiActions }) {

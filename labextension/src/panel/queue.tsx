@@ -1,4 +1,4 @@
-/** Who has the GPU, who waits, and who rests on it. */
+/** Who has the GPU, who waits, and who is idle on it. */
 
 import * as React from 'react';
 
@@ -13,8 +13,8 @@ import { movingFirst } from './mywait-model';
 import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
 import { counted } from './words';
 
-/** Who has the GPU and who waits. Of the notebook that "my wait", above, is about it says where in
- * the line it stands, and no more: its figure is there. */
+/** Who has the GPU and who waits. For the notebook of "my wait" above, it shows only the place
+ * in the queue: the figure is above. */
 export function Holders(props: IPart) {
   const { store, actions, gpu, live } = props;
   if (gpu.holders.length === 0) {
@@ -52,7 +52,7 @@ export function Holders(props: IPart) {
   );
 }
 
-/** Shown instead of the figure that stands in large above. */
+/** Shown instead of the large figure above. */
 const SUBJECT = 'this one';
 
 /** Marks sessions that cannot be stopped as usual: a word each, and the reason as its tooltip. */
@@ -81,7 +81,8 @@ const WHILE: Partial<Record<SessionState, string>> = {
   'paging-out': 'memory moving out'
 };
 
-/** Number of places that are always shown; of the rest, only the reader's own. */
+/** Number of places that are always shown; further places are shown only if they are the
+ * reader's own. */
 const FIRST_PLACES = 5;
 
 export function Queue(props: IPart) {
@@ -166,7 +167,7 @@ function isSubjectOf(gpu: IGpu, currentKernel: string | null, session?: ISession
   return subjectOf(ownPlacesOn(gpu), currentKernel)?.session === session;
 }
 
-/** Own resting sessions beyond these, and all of others', are folded away. */
+/** The reader's idle sessions beyond these, and all idle sessions of others, are folded away. */
 const SHOWN_AT_ONCE = 4;
 
 export function Resting(props: IPart) {

@@ -1,6 +1,6 @@
 /**
- * Half an hour of a timeline. A pixel is eight seconds of it: drawn one by one, short cells are a
- * smear. So it is told by the half minute: a column for each, as high as the share of that time. Pure.
+ * Half an hour of a timeline. A pixel is eight seconds of it: drawn one by one, short cells would
+ * be a smear. So each half minute is a column, as high as the share of that time. Pure.
  */
 
 import { formatBytes } from '../model/format';

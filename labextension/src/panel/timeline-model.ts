@@ -101,8 +101,9 @@ function grouped(entries: readonly IHistory[]): Map<string, IHistory[]> {
   return groups;
 }
 
-/** A notebook is one row, also after its kernel was restarted, or shut down and started anew: what
- * an ended session did goes to the one that has taken its place, by that one's id. */
+/** A notebook is one row, also after its kernel was restarted, or shut down and started again:
+ * the entries of an ended session go to the session that has replaced it, under that session's
+ * id. */
 function joined(gpu: IGpu, bySession: Map<string, IHistory[]>): Map<string, IHistory[]> {
   const rows = new Map<string, IHistory[]>();
   const ended = new Map<string, string>();
@@ -124,8 +125,9 @@ function began(entries: readonly IHistory[]): number {
   return Math.max(...entries.map(entry => entry.began_at));
 }
 
-/** Which notebooks get a row: half of them for the reader's own, then who did something last; drawn
- * in the order in which sessions are known, so that rows keep their places. */
+/** Returns the notebooks that get a row: up to half of the rows are the reader's own, then the
+ * most recently active ones. Rows are drawn in the order in which sessions became known, so that
+ * they keep their places. */
 function chosen(gpu: IGpu, groups: Map<string, IHistory[]>, most: number): string[] {
   const rank = new Map(gpu.sessions.map((session, index) => [session.id, index]));
   const order = (id: string) => rank.get(id) ?? gpu.sessions.length;

@@ -30,8 +30,8 @@ export interface ISpan {
   readonly kind: SpanKind;
   readonly x: number;
   readonly width: number;
-  /** Of the row's height: where it begins, from below, and how high it is. 0 and 1 but in half an
-   * hour, which is told by shares of time (timeline-buckets.ts). */
+  /** Where the span begins, from below, and how high it is, as parts of the row's height. 0 and
+   * 1, except in half an hour, which shows shares of time (timeline-buckets.ts). */
   readonly from: number;
   readonly share: number;
   readonly title: string;

@@ -39,7 +39,7 @@ export const commands: JupyterFrontEndPlugin<void> = {
       describedBy: NO_ARGS,
       isEnabled: () => front() !== null,
       execute: () =>
-        attempt('Kiwi could not tell', front(), async place => {
+        attempt('Kiwi could not show what happened', front(), async place => {
           const read = () => rest.story(place.gpu.uuid, place.session.id);
           await showDialog({
             title: `${place.session.name} on the GPU`,

@@ -34,7 +34,8 @@ export class KiwiDocuments {
     _shell.currentChanged?.connect(changed);
   }
 
-  /** Emitted when another is in front, one opens or closes, or one changes its kernel. */
+  /** Emitted when another document comes to the front, one opens or closes, or one changes its
+   * kernel. */
   get changed(): ISignal<KiwiDocuments, void> {
     return this._changed;
   }

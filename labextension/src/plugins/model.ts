@@ -53,9 +53,9 @@ export const model: JupyterFrontEndPlugin<IKiwi> = {
     settings.changed.connect(() => stream.review());
     registry?.load(ID).then(
       stored => settings.follow(stored),
-      reason => console.warn('Kiwi: its settings cannot be read; the defaults hold.', reason)
+      reason => console.warn('Kiwi: its settings cannot be read; the defaults apply.', reason)
     );
-    // Only once JupyterLab shows its page: Kiwi's news can wait that long.
+    // Start only when JupyterLab shows its page: Kiwi's state can wait that long.
     void app.started.then(() => stream.start());
     return { store, actions, rest, documents, settings };
   }

@@ -78,7 +78,7 @@ function notify({ place, waited_s }: IEndedWait, kiwi: IKiwi): void {
   const { session } = place;
   const shown = new Notification(`${session.name} has the GPU`, {
     body: `It waited ${formatDuration(waited_s)}.`,
-    tag: `kiwi-${session.id}` // a newer one takes its place
+    tag: `kiwi-${session.id}` // a newer notification takes its place
   });
   shown.onclick = () => {
     window.focus();

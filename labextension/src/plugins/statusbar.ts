@@ -37,8 +37,9 @@ export const statusbar: JupyterFrontEndPlugin<void> = {
       });
       return;
     }
-    // Notebook 7 has no status bar. Behind its spacer (rank 10,000), at the right edge beside the
-    // state of the kernel: before it, among the menus, it would look like one.
+    // Notebook 7 has no status bar. The item is behind the spacer of the menu bar (rank 10,000), at
+    // the right edge beside the state of the kernel: before it, among the menus, it would look like
+    // a menu.
     item.addClass('jp-mod-kiwiTop');
     item.id = 'kiwi-status';
     const show = () => item.setHidden(!active());
@@ -64,10 +65,10 @@ export class StatusItem extends Widget {
     this._look();
   }
 
-  /** The text; null: nothing, and it takes no room. */
+  /** The text; null: nothing is shown, and no space is taken. */
   status: IStatus | null = null;
 
-  /** Emitted when it gets a text, or loses it. */
+  /** Emitted when the item gets a text, or loses it. */
   readonly appeared = new Signal<this, void>(this);
 
   override dispose(): void {

@@ -1,5 +1,5 @@
-/** What happened to one notebook, in words, as long as its dialog is open: the last things that the
- * daemon noted, with their ages, and how it is now. */
+/** The story of one notebook while its dialog is open: the last things that the daemon recorded,
+ * with their ages, and the present state. */
 
 import { Widget } from '@lumino/widgets';
 
@@ -49,7 +49,7 @@ export class StoryView extends Widget {
     try {
       this._take(await this._read());
     } catch {
-      // The session or the daemon has ended: what was known last stays, and grows older.
+      // The session or the daemon has ended: the last known lines stay, and their ages grow.
     } finally {
       this._asking = false;
     }

@@ -34,7 +34,7 @@ export const tabs: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** `told`: its place in line, in words; null: it does not wait, and what said so is taken away. */
+/** `told`: its place in the queue, in words; null: it does not wait, and the mark is removed. */
 export function markTab(title: Title<Widget>, told: string | null): void {
   const classes = title.className.split(/\s+/).filter(name => name !== '' && name !== MARK);
   const caption = title.caption.split(BEGIN)[0] ?? '';
@@ -46,7 +46,7 @@ export function markTab(title: Title<Widget>, told: string | null): void {
   }
 }
 
-/** Only what is another: each assignment draws all tabs again. */
+/** Assign only changes: each assignment draws all tabs again. */
 function change(
   title: Title<Widget>,
   classes: readonly string[],

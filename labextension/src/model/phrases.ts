@@ -1,6 +1,6 @@
 /**
- * What every surface says of a wait, a turn and the GPU's load. kiwi_core/wire/words.py says the same; one table
- * of cases (tests/support/surface_words.json) tests both.
+ * The texts of every surface about a wait, a turn and the GPU's load. kiwi_core/wire/words.py has
+ * the same texts; one table of cases (tests/support/surface_words.json) tests both.
  */
 
 import type { IKiwiStore } from './api';
@@ -22,8 +22,8 @@ export function keptOutWords(by: string): string {
   return `suspended by ${by} until kiwi resume`;
 }
 
-/** How long `holder` keeps the GPU; '': nobody can tell. What is left of a turn is a bound: others
- * may well get the GPU earlier. */
+/** Returns how long `holder` keeps the GPU; '' if that is not known. The rest of a turn is a
+ * bound: others may get the GPU earlier. */
 export function turnWords(gpu: IGpu, holder: ISession, now: number): string {
   if (gpu.queue.every(entry => entry.kept_out)) {
     return 'until others ask';

@@ -6,7 +6,7 @@ import { afterEach, describe, expect, it } from 'vitest';
 
 import { ownPlacesOn, subjectOf } from '../../src/model/find';
 import { statusOf } from '../../src/model/status';
-import { loads, turnWords, waitWords } from '../../src/model/told';
+import { loads, turnWords, waitWords } from '../../src/model/phrases';
 import type { IGauges, IGpu, IWaiter, ISession } from '../../src/model/types';
 import { KiwiPanel } from '../../src/panel/index';
 import { NOW, gpu, session, state, waits } from '../../stories/make';
