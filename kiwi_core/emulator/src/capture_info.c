@@ -1,4 +1,4 @@
-/* Questions about captures, and the dependencies of a capture's next node. */
+/* Queries about captures, and the dependencies of a capture's next node. */
 #include <stdlib.h>
 
 #include "graph.h"

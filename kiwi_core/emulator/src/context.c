@@ -217,7 +217,7 @@ static CUresult get_current(CUcontext *out) {
 }
 KE_API CUresult cuCtxGetCurrent(CUcontext *pctx) { KE_CALL_ANSWERED(KE_QUESTIONS_PASS, get_current(pctx)); }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 static CUresult pick(CUcontext asked, CUcontext *out) {
     if (!asked) return ke_current(out);

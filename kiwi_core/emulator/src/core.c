@@ -25,7 +25,7 @@ CUresult ke_enter(void) {
     return ke_enter_unheld(0, &skip);
 }
 
-/* Crashes as real programs did: the driver reads memory that is not there. */
+/* Crashes as real programs do: the driver reads memory that is not there. */
 static void crash(void) {
     volatile uintptr_t nowhere = KE_PAGE;
     for (;;) *(volatile char *)nowhere;
@@ -145,11 +145,13 @@ static CUresult initialise(void) {
     static bool hooked;
     if (!hooked) pthread_atfork(NULL, NULL, after_fork_in_child);
     hooked = true;
-    /* First: in other PID namespaces a slot without a socket is that of a process that has ended. */
+    /* First the socket: to processes in other PID namespaces, a slot without a socket belongs to a process
+     * that has ended. */
     CUresult rc = ke_server_listen();
     if (rc != CUDA_SUCCESS) return rc;
     if (!ke.slot && !(ke.slot = ke_proc_register(s))) return CUDA_ERROR_OUT_OF_MEMORY;
-    /* Last: who asks as soon as the slot is in the books gets an answer that reads it. */
+    /* The thread that answers comes last, because its answers read the slot. Requests that come earlier wait
+     * in the socket. */
     rc = ke_server_answer();
     if (rc != CUDA_SUCCESS) return rc;
     ke.initialised = true;

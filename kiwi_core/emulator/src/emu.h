@@ -183,7 +183,7 @@ void ke_leave(void);
         return ke_rc_;                 \
     } while (0)
 
-/* The body of a wait or a question that a driver with this manner does not hold back: the call returns at once
+/* The body of a wait or a query that a driver with this manner does not hold back: the call returns at once
  * while the process is locked, and crashes while the process is checkpointed. */
 #define KE_CALL_UNHELD(manner, expr)                                  \
     do {                                                              \
@@ -195,8 +195,8 @@ void ke_leave(void);
         return ke_rc_;                                                \
     } while (0)
 
-/* The body of a question that a driver with this manner answers at once while the process is held. The expression
- * only reads, because a checkpoint may be under way beside it. */
+/* The body of a query that a driver with this manner answers at once while the process is held. The
+ * expression only reads, because a checkpoint may be under way beside it. */
 #define KE_CALL_ANSWERED(manner, expr)                 \
     do {                                               \
         if (ke_held(manner) != KE_FREE) return (expr); \

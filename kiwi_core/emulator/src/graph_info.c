@@ -1,9 +1,9 @@
-/* Questions about graphs: their nodes and edges, and the type of a node. */
+/* Queries about graphs: their nodes and edges, and the type of a node. */
 #include <string.h>
 
 #include "graph.h"
 
-/* Answers are counted; as many as there is room for are also written, into one or two arrays. */
+/* Counts the answers, and writes as many as there is room for into one or two arrays. */
 struct answers {
     CUgraphNode *from, *to;
     size_t room, found;

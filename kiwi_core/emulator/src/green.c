@@ -1,5 +1,6 @@
-/* Green contexts: a part of the GPU's multiprocessors with a context of its own. Memory allocated there belongs to the
- * primary context; the streams end with the green one. The header says so; nobody has tried it with the checkpoint API. */
+/* Green contexts: a part of the GPU's multiprocessors with a context of its own. Memory allocated there
+ * belongs to the primary context; the streams end with the green context. This is what the header says; how
+ * the checkpoint API treats it is untested. */
 #include <stdlib.h>
 
 #include "emu.h"

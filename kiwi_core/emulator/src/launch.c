@@ -243,7 +243,7 @@ KE_FORWARD(cuModuleEnumerateFunctions, (CUfunction *functions, unsigned n, CUmod
            enumerate((void **)functions, n, mod))
 KE_FORWARD(cuLibraryEnumerateKernels, (CUkernel *list, unsigned n, CUlibrary lib), enumerate((void **)list, n, lib))
 
-/* ---- questions -------------------------------------------------------------------------------------- */
+/* ---- queries ---------------------------------------------------------------------------------------- */
 
 static CUresult name_of(const char **out, const void *handle) {
     ke_mu_lock();

@@ -1,4 +1,4 @@
-/* The part of NVML that nvidia-ml-py needs to show memory and processes; nvml_use.c has how hard a GPU works. */
+/* The part of NVML that nvidia-ml-py needs to show memory and processes; nvml_use.c has the utilisation. */
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdio.h>
@@ -219,7 +219,8 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
-/* Returns the bytes in a process's row; 0: it has no row. A small part of a context is in the GPU's figure alone. */
+/* Returns the bytes in a process's row; 0: it has no row. A small part of a context counts for the GPU, but
+ * in no row. */
 uint64_t shown(const struct ke_proc *p, unsigned gpu) {
     uint64_t context = p->context_bytes[gpu];
     if (state->manners & KE_NO_PROCESS_ROWS) return 0;
@@ -239,7 +240,7 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_in
         const struct ke_proc *p = &state->procs[i];
         uint64_t used = shown(p, d->gpu);
         int pid = p->pid && used ? ke_pid_here(state, p) : 0;
-        if (pid <= 0) continue; /* NVML does not name those of another PID namespace */
+        if (pid <= 0) continue; /* NVML does not name processes of another PID namespace */
         if (n < room) out[n] = (struct process_info){(unsigned)pid, used, ~0u, ~0u};
         n++;
     }

@@ -45,7 +45,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct sample *
                                                  unsigned long long last_seen_us) {
     nvmlReturn_t rc = check(d);
     if (rc || !count) return rc ? rc : INVALID_ARGUMENT;
-    if (!out) { /* the caller asks how much room to bring */
+    if (!out) { /* the caller asks for the number of entries */
         *count = KE_PROCS_MAX;
         return INSUFFICIENT_SIZE;
     }
@@ -84,7 +84,7 @@ static unsigned busy_percent(nvmlDevice_t d) {
     }
     ke_state_unlock(state);
     if (now - d->at_ns >= SAMPLE_NS) {
-        /* a process that ended has taken its count with it: start anew */
+        /* a process has ended, and its count is gone: start again */
         d->percent = d->at_ns && busy >= d->busy_ns ? share(busy - d->busy_ns, now - d->at_ns) : 0;
         d->at_ns = now;
         d->busy_ns = busy;
@@ -102,7 +102,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilizatio
     return SUCCESS;
 }
 
-/* ---- temperature and power: what a GPU that is as busy as this would plausibly show ------------------- */
+/* ---- temperature and power: plausible values for a GPU that is as busy ------------------- */
 
 enum { IDLE_C = 34, BUSY_C = 71, IDLE_MW = 72000, LIMIT_MW = 700000 };
 

@@ -27,7 +27,7 @@ static CUresult alloc(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream
         rc = ke_alloc(s->ctx, pool, size, out);
         ke_mu_unlock();
         if (rc != CUDA_ERROR_OUT_OF_MEMORY) break;
-        ke_wait_context(NULL); /* memory whose release is queued counts as free */
+        ke_wait_context(NULL); /* memory that queued work will free counts as free */
     }
     return rc;
 }

@@ -91,7 +91,7 @@ static int bound(int dir) { /* returns a listening socket in `dir`, named by our
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) return fd;
     /* Everybody may connect, whatever the umask is, and may_ask decides: a root without CAP_DAC_OVERRIDE, as in a
-     * container, could not connect to another user's socket. The file has never more than this mode. */
+     * container, could not connect to another user's socket. The file never has a wider mode. */
     if (!fchmod(fd, 0666) && !bind(fd, (struct sockaddr *)&at, sizeof at) && !fchmodat(dir, name, 0666, 0) &&
         !listen(fd, BACKLOG))
         return fd;
@@ -101,8 +101,8 @@ static int bound(int dir) { /* returns a listening socket in `dir`, named by our
     return -1;
 }
 
-/* Binds the socket again if the directory was removed and made again. The real driver is in no directory, so its
- * targets stay reachable. */
+/* Binds the socket again if the directory was removed and made again. The real driver needs no directory, so
+ * its targets stay reachable. */
 static void mend_name(void) {
     struct stat is, was;
     int dir = ke_open_control();

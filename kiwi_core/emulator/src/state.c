@@ -92,7 +92,7 @@ static int same_program(const struct ke_proc *p, int pid) {
 }
 
 /* Returns whether the slot's process lives. The caller may have no descriptor left, so a process counts as ended only if
- * the kernel says so. One that is not visible here lives, as far as anybody here can tell. */
+ * the kernel says so. A process that is not visible here counts as living. */
 static int alive(const struct ke_state *s, const struct ke_proc *p) {
     uint64_t ticks;
     int pid = ke_pid_here(s, p);
@@ -109,7 +109,8 @@ uint64_t ke_own_pid_ns(void) {
     return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
 }
 
-/* Asks the kernel: who has connected to a socket may ask who listens, and gets a pid of its own namespace. */
+/* Asks the kernel for the peer of a connection to the process's socket: it gives the pid in the caller's
+ * namespace. */
 static int asked_pid(const struct ke_proc *p) {
     struct ucred who;
     socklen_t size = sizeof who;
@@ -242,7 +243,7 @@ int ke_control_connect(uint64_t pid_ns, int pid, int flags) {
 
 void ke_state_lock(struct ke_state *s) {
     int rc = pthread_mutex_lock(&s->lock.mutex);
-    if (rc == EOWNERDEAD) { /* the holder was killed: its slot is reaped as any dead process's is */
+    if (rc == EOWNERDEAD) { /* the holder was killed: its slot is reaped like that of any dead process */
         if (s->write_seq & 1) s->write_seq++;
         pthread_mutex_consistent(&s->lock.mutex);
     } else if (rc != 0) {

@@ -39,7 +39,7 @@ enum ke_fault_kind {
     KE_FAULT_LOCK_KILL = 11,
 };
 
-/* How real drivers treat programs: the profile of a machine chooses its manners (_manners.py says what each
+/* How real drivers treat programs. The profile of a machine chooses its manners (_manners.py says what each
  * means; README.md names the sources). */
 enum ke_manner {
     KE_SYNC_CRASHES = 1u << 0,
@@ -103,7 +103,7 @@ struct ke_proc {
     uint32_t state;
     uint64_t pid_ns;      /* inode of its PID namespace, in which it has that pid */
     uint64_t start_ticks; /* field 22 of /proc/pid/stat: tells a reused pid apart */
-    uint64_t image;       /* hash of /proc/pid/auxv: tells a program apart that was started by exec; 0: unknown */
+    uint64_t image;       /* hash of /proc/pid/auxv: changes when exec starts another program; 0: unknown */
     uint64_t since_ns;    /* CLOCK_MONOTONIC when CUDA was initialised */
     uint32_t checkpoints, restores;
     uint64_t device_bytes[KE_GPUS_MAX];
@@ -158,7 +158,7 @@ void ke_control_name(char name[KE_CONTROL_NAME], uint64_t pid_ns, int pid);
 int ke_control_connect(uint64_t pid_ns, int pid, int flags);
 uint64_t ke_own_pid_ns(void);
 
-/* The shared lock. A holder that died leaves nothing half done but write_seq, which is repaired. */
+/* The shared lock. If a holder dies, only write_seq can be left half done, and it is repaired. */
 void ke_state_lock(struct ke_state *s);
 void ke_state_unlock(struct ke_state *s);
 

@@ -367,7 +367,7 @@ KE_API CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback,
     KE_CALL(host_function(hStream, (struct callback){NULL, callback, hStream, userData}));
 }
 
-/* ---- questions ----------------------------------------------------------------------------------- */
+/* ---- queries ------------------------------------------------------------------------------------- */
 
 enum question { Q_PRIORITY, Q_FLAGS, Q_DEVICE, Q_ID, Q_CTX };
 

@@ -219,8 +219,8 @@ static void at_exit(void) {
     if (!kp_pager_stands()) await(&over, EXIT_NS);
 }
 
-/* Waits without limit for a place at the daemon: a program that went on would use the GPU beside those that wait
- * for their turn. */
+/* Waits without limit for a place at the daemon: a program that goes on would use the GPU beside programs
+ * that wait for their turn. */
 static void await_place(void) {
     while (__atomic_load_n(&no_place, __ATOMIC_ACQUIRE) && !kp_link_ended()) await(&begun, SECOND);
 }

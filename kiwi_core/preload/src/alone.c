@@ -1,9 +1,9 @@
 /* What to do without a daemon. A daemon that ends pages everything in; one that is killed is started again
  * within seconds. If neither happens, a program whose memory is out would wait for ever. So after a while it
- * tries to page in by itself. Several programs may: one that finds room in the GPU runs, without Kiwi, and the
- * others go on trying. A page-in takes all that it needs or nothing, and no daemon decides about memory that it
- * cannot see: a daemon that starts in the middle asks the driver what is used, and learns the state from the
- * first `pager-state`. */
+ * tries to page in by itself. Several programs may try: one that finds room in the GPU runs, without Kiwi,
+ * and the others go on trying. A page-in takes all that it needs or nothing. A daemon that starts meanwhile
+ * decides nothing about memory that it cannot see: it asks the driver what is used, and learns the state from
+ * the first `pager-state`. */
 #include "alone.h"
 
 #include <stdlib.h>

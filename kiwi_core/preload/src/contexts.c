@@ -64,7 +64,8 @@ struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
             free(fresh);
         }
     }
-    /* Another thread is releasing the context: it mostly stays, because a primary context has other holders. */
+    /* Another thread is releasing the context: it usually stays, because a primary context has other holders.
+       */
     while (c && c->going) {
         pthread_cond_wait(&let_go, &kp_table_mu);
         c = find(handle);

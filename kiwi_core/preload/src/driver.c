@@ -48,7 +48,7 @@ static void fill(void *handle) {
 
 static bool only(const struct link_map *known, const struct link_map *map) {
     if (known != map)
-        kp_warn("this program has loaded a second CUDA driver, %s, beside %s: its calls pass Kiwi by",
+        kp_warn("this program has loaded a second CUDA driver, %s, beside %s: Kiwi does not see its calls",
                 map->l_name, known->l_name);
     return known == map;
 }
@@ -116,7 +116,7 @@ bool kp_driver_find(void) {
     return found;
 }
 
-/* Returns whether a loaded library is a driver, and not the one behind us. Called for each loaded library. */
+/* Returns whether a loaded library is a driver other than ours. Called for each loaded library. */
 static int is_other(struct dl_phdr_info *info, size_t size, void *known) {
     (void)size;
     const char *slash = strrchr(info->dlpi_name, '/'), *file = slash ? slash + 1 : info->dlpi_name;
@@ -124,17 +124,18 @@ static int is_other(struct dl_phdr_info *info, size_t size, void *known) {
     return !known || strcmp(info->dlpi_name, ((struct link_map *)known)->l_name) != 0;
 }
 
-/* Takes from the first loaded library how many have been loaded so far. */
+/* Gets the number of libraries loaded so far, which the entry of any library has. */
 static int count_loads(struct dl_phdr_info *info, size_t size, void *loads) {
     (void)size;
     *(unsigned long long *)loads = info->dlpi_adds;
     return 1;
 }
 
-/* Returns whether another driver is loaded: a program that loads the driver by its path bypasses us. It is asked for
- * each cell of a notebook, so hundreds of libraries are looked at only if one was loaded since the last look. */
+/* Returns whether another driver is loaded: a program that loads the driver by its path bypasses us. It is
+ * called for each cell of a notebook, so it looks through the libraries, often hundreds, only if one was
+ * loaded since the last call. */
 bool kp_driver_beside(void) {
-    static unsigned long long alone; /* how many had been loaded when no other driver was among them */
+    static unsigned long long alone; /* number of libraries loaded when there was no other driver */
     unsigned long long loads = 0;
     dl_iterate_phdr(count_loads, &loads);
     if (loads == __atomic_load_n(&alone, __ATOMIC_RELAXED)) return false;

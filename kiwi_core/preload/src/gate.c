@@ -35,10 +35,10 @@
 
 static struct {
     uint32_t drained; /* a futex: changes when a thread leaves while the gate is closed or closing */
-    uint32_t asked;   /* the link has been told that a thread waits for the lease */
+    uint32_t asked;   /* the link knows that a thread waits for the lease */
     uint32_t waiting; /* threads that are held up */
     int32_t captures;
-    uint32_t seats; /* the seats that were ever taken are among the first so many */
+    uint32_t seats; /* every seat that was ever taken has a lower index */
     struct kp_seat standing; /* for threads without a seat: `inside` counts those in a gated call */
     uint32_t standing_other; /* counts threads without a seat in another call */
     struct kp_seat seat[SEATS];

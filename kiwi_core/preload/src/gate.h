@@ -1,7 +1,7 @@
 /* The gate: which calls may enter the driver, and when.
  *
  * Every call is counted while it is in the driver. *Gated* calls submit work, allocate or look through
- * device pointers; the *others* are waits, questions, frees and the rest. While the gate is open, a call costs
+ * device pointers; the *others* are waits, queries, frees and the rest. While the gate is open, a call costs
  * a store and a load each way. Three states hold calls up:
  *   armed   The session has no lease: the next gated call asks for one and waits. Nothing is drained.
  *   closed  Gated calls wait. Closing waits until no gated call is inside and no capture is open; work

@@ -50,7 +50,7 @@ bool kp_foreign_gone(enum kp_foreign kind, uint64_t key) {
     return true;
 }
 
-/* Counts memory for a generated wrapper, which knows no types and so not the owner's names either. */
+/* Counts memory for a generated wrapper, whose file includes no header with types. */
 void kp_wrapped_foreign(int count) {
     static const enum kp_foreign kinds[] = KP_COUNTED;
     kp_own_seen_foreign(kinds[count], 1);
@@ -165,7 +165,7 @@ static bool is_current(CUdevice device) {
     return kp_real.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device;
 }
 
-/* The spare memory is that of the current context's GPU; memory on another one is not looked at. */
+/* The spare memory is that of the current context's GPU; memory on another GPU is not checked. */
 static CUresult create(__typeof__(&cuMemCreate) real, CUmemGenericAllocationHandle *handle, size_t bytes,
                        const CUmemAllocationProp *prop, unsigned long long flags) {
     CUresult result = real(handle, bytes, prop, flags);

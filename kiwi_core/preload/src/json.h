@@ -1,7 +1,7 @@
 /* The link's JSON: one object per line, read strictly and written without allocating.
  *
- * The text to read comes from outside: any bytes at all are either accepted or refused, nothing else. All
- * numbers that are read or written are integers.
+ * The text to read comes from outside: it may be any bytes, which are accepted or refused. All numbers that
+ * are read or written are integers.
  */
 #ifndef KP_JSON_H
 #define KP_JSON_H

@@ -45,7 +45,7 @@ bool kp_disabled(void);
 /* Returns false if the library is only a gate (KIWI_PRELOAD_OWN=0). */
 bool kp_owning(void);
 /* Notes that the program is about to create a context; called outside of the driver. A context takes GPU
- * memory, so a library that owns no memory hears from the daemon before that whose turn it is. */
+ * memory, so a library that owns no memory first learns from the daemon whether it is its turn. */
 void kp_context_wanted(int device);
 /* Notes that a context was created on this device; then, outside of the driver, kp_context_told starts the
  * link for the first one. */

@@ -16,8 +16,8 @@ struct kp_outcome {
     int64_t elapsed_ns;
 };
 
-/* Returns whether `rc` is a sticky error: the context answers it to every later call that works, until its
- * process ends. */
+/* Returns whether `rc` is a sticky error: the context returns it from every later call that starts or waits
+ * for work, until its process ends. */
 bool kp_move_sticky(CUresult rc);
 /* Waits for the GPU. In a context with a sticky error nothing is under way. Refused: lock-timeout, driver. */
 void kp_move_settle(int64_t until_ns, struct kp_outcome *outcome);

@@ -11,9 +11,9 @@ void kp_pager_do(const struct kp_message *order, struct kp_outcome *outcome, str
 
 void kp_pager_gate(bool open);   /* by the daemon's message: calls pass, or ask for the lease first */
 /* Returns whether the gate is shut and the driver may have the process. The library cannot ask the driver
- * whether it has: that call may crash. Only an order of a daemon opens such a gate. This is the case in a
- * library that is only a gate, and in one that owns memory once the daemon has told it to yield. May be called
- * by any thread. */
+ * whether it has the process: that call may crash. Only an order of a daemon opens such a gate. This is the
+ * case in a library that is only a gate, and in one that owns memory once the daemon has told it to yield.
+ * May be called by any thread. */
 bool kp_pager_stands(void);
 void kp_pager_lost(void);        /* the daemon is gone: a resident process runs on without it, unless it stands */
 void kp_pager_leave(void);       /* the process exits: ends all waits */

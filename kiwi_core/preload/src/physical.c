@@ -8,8 +8,8 @@
 
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
-/* A handle costs about 0.16 ms whatever its size, and memory moves handle by handle: neither too many nor too
- * large. 80 GiB make 320 handles of 256 MiB. */
+/* A handle costs about 0.16 ms whatever its size, and memory moves handle by handle: handles should be
+ * neither too many nor too large. 80 GiB make 320 handles of 256 MiB. */
 #define HANDLES_PER_GPU 256
 #define CHUNK_MAX_BYTES (256 * MIB)
 #define CHUNK_MIN_BYTES (64 * MIB) /* on GPUs of 4 GiB and more */

@@ -186,10 +186,10 @@ void kp_arena_aim(uint64_t bytes) {
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
-/* Gets the bytes of host memory that are pinned, that are pageable, and that are to be pinned in the end if no limit
- * comes before: all that may have to be paged out. The daemon raises its limit late, after it has heard of the memory.
- * For a program that measures moves, and should wait for the pinning. Returns 1 if pinning is under way or done, 0 if
- * no more memory will be pinned. */
+/* Gets how many bytes of host memory are pinned, how many are pageable, and how many may have to be paged
+ * out. The last number is pinned in the end if no limit prevents it; the daemon raises its limit late, when
+ * it has learnt of the memory. Returns 1 if pinning is under way or done, 0 if no more memory will be pinned.
+ * For programs that measure moves and should wait for the pinning. */
 KP_API __attribute__((used)) int kiwi_preload_pinned(uint64_t *pinned, uint64_t *pageable, uint64_t *wanted) {
     pthread_mutex_lock(&kp_arena_mu);
     *pinned = kp_arena_totals.pinned;

@@ -86,8 +86,8 @@ static bool is_read_only_mount(int fd) {
     return good;
 }
 
-/* Returns whether `uid` stands for all hidden users, and the directory `fd` was handed in: only who starts a
- * container, or its root, can mount something in it. */
+/* Returns whether `uid` stands for all hidden users, and the directory `fd` was handed in: only the starter
+ * of a container and its root can mount something in it. */
 static bool is_handed_in(uid_t uid, int fd) {
     char text[32];
     unsigned overflow;
@@ -95,7 +95,7 @@ static bool is_handed_in(uid_t uid, int fd) {
     return uid == overflow && hides_users() && is_read_only_mount(fd);
 }
 
-/* Returns whether this process may obey user `uid` in what has to do with the open directory `fd`. */
+/* Returns whether this process may trust user `uid` in all that concerns the open directory `fd`. */
 static bool is_trusted(uid_t uid, int fd) { return uid == 0 || uid == getuid() || is_handed_in(uid, fd); }
 
 static bool is_safe(const struct stat *place, int fd) {

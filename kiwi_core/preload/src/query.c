@@ -1,4 +1,4 @@
-/* Answers the program's questions about its pointers, and keeps the books that other parts read. */
+/* Answers the program's queries about its pointers, and keeps the books that other parts read. */
 #include <string.h>
 
 #include "blocks.h"

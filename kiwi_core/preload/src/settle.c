@@ -22,8 +22,8 @@ static uint64_t asked, done; /* number of the latest run requested, and of the l
 static CUresult result;
 
 /* Synchronises a context. In a process that the driver has checkpointed a synchronise call crashes, while
- * recording an event waits until the process is restored. No caller should ask for this then; if one does, the
- * request times out. */
+ * recording an event waits until the process is restored. No caller should ask for this in such a process; if
+ * one does, the request times out. */
 static CUresult synchronise(struct kp_ctx *c) {
     CUevent event;
     CUresult rc = kp_ctx_push(c);

@@ -1,5 +1,6 @@
 /* An H200 refused the checkpoint of a process that had filled the GPU to the last block (OUT_OF_MEMORY), and moved
- * processes that had left about 65 MiB. Such a process would hold its memory against all others until it ends. */
+ * processes that had left about 65 MiB. A process that fills the GPU would keep its memory there, and all
+ * others out, until it ends. */
 #include "spare.h"
 
 #include "gate.h"

@@ -16,7 +16,7 @@
 static bool initialised; /* this process, or the one that it was forked from, has initialised the driver */
 static int disabled;     /* 0: not known yet, 1: no, 2: yes */
 
-/* Returns the version. Kiwi looks for this function to know that the library is there. */
+/* Returns the version. If this function exists, Kiwi knows that the library is loaded. */
 KP_API __attribute__((used)) const char *kiwi_preload_version(void) { return KP_VERSION; }
 
 static bool is_set(const char *name, const char *value) {
@@ -42,7 +42,7 @@ bool kp_disabled(void) {
 }
 
 bool kp_owning(void) {
-    static int own; /* values as of `disabled` */
+    static int own; /* the same values as in `disabled` */
     int now = __atomic_load_n(&own, __ATOMIC_RELAXED);
     if (__builtin_expect(now == 0, 0)) {
 #ifdef KP_GATE
@@ -58,8 +58,8 @@ bool kp_owning(void) {
 /* ---- fork ---- */
 
 /* Prepares a child. The driver does not survive a fork: a child of a process that used the driver gets
- * NOT_INITIALIZED for every call, so there is nothing to gate or to own. A child of any other process is a program
- * like any other. Either way this thread is the only one left. */
+ * NOT_INITIALIZED for every call, so there is nothing to gate or to own. A child of any other process is a
+ * program like any other. In both cases this thread is the only one left. */
 static void in_child(void) {
     kp_gate_reset();
     if (initialised) __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED);
@@ -76,7 +76,8 @@ void kp_driver_used(void) {
 }
 
 /* Returns 1 if nothing in this process can use the GPU without a call through this library, and no such call has
- * initialised the driver. A front end asks this before it runs code that nobody foresaw. */
+ * initialised the driver. Kiwi's kernel extension asks this before it runs a cell that may or may not use the
+ * GPU. */
 KP_API __attribute__((used)) int kiwi_preload_driver_untouched(void) {
     return !__atomic_load_n(&initialised, __ATOMIC_RELAXED) && !kp_disabled() && !kp_driver_beside();
 }

@@ -48,8 +48,8 @@ bool kp_talk_begin(void) {
            queue(kp_say_ping(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)));
 }
 
-/* Returns the nearest number that the protocol allows. (A count below zero is our mistake, but no reason to be cut
- * off.) */
+/* Returns the nearest number that the protocol allows. (A count below zero is a fault of this library; the
+ * daemon would close the connection for it.) */
 static uint64_t sayable(uint64_t count) {
     return (int64_t)count < 0 ? 0 : count < INTEGER_LIMIT ? count : INTEGER_LIMIT - 1;
 }
@@ -92,9 +92,9 @@ static bool say_room_requests(void) {
 /* Returns whether some thread of the program waits until the daemon sends a message. */
 static bool waits(void) { return lease_asked || kp_link_room_wanted() || strcmp(kp_pager_state(), "resident"); }
 
-/* Pings the daemon while something waits for it: a daemon that hangs does not close its socket. Counts beats of this
- * thread, not time: after a pause of the whole process, the answer may be there and still has to be read. False:
- * the daemon has stopped answering. */
+/* Pings the daemon while something waits for it: a daemon that hangs does not close its socket. Counts rounds
+ * of this thread, not time: after a pause of the whole process, the answer may be there and still has to be
+ * read. False: the daemon has stopped answering. */
 static bool beat(int64_t now_ns) {
     int64_t every_ns = kp_alone_silence_ns() / BEATS;
     if (!waits()) {
@@ -184,7 +184,7 @@ static bool hear_error(struct kp_message *m) {
     if (!welcomed && kp_talk_regard == KP_FULL)
         kp_warn("this program waits for a place at the Kiwi daemon: %s %s", m->text, m->remedy);
     else if (!welcomed)
-        kp_warn("the Kiwi daemon turned this program away, which runs without Kiwi: %s %s", m->text, m->remedy);
+        kp_warn("the Kiwi daemon refused this program, which runs without Kiwi: %s %s", m->text, m->remedy);
     return false;
 }
 
@@ -206,7 +206,7 @@ bool kp_talk_heard(const char *line, size_t length) {
     kp_message_read(line, length, &m);
     bool early = !welcomed && m.what > KP_HEARD_ERROR;
     if (m.what == KP_HEARD_GARBAGE || early) {
-        kp_warn("something that is no Kiwi daemon answers at the daemon's socket; it is not listened to. "
+        kp_warn("something that is no Kiwi daemon answers at the daemon's socket; it is ignored. "
                 "See who put it there, or set KIWI_SOCKET_DIR.");
         return false;
     }

@@ -76,15 +76,15 @@ static bool of_another_header(const char *name) {
     return false;
 }
 
-/* Returns a wrapper for a function that the header does not declare: a form of a known call, or a function that is
- * new or of another header (`call` is NULL). Its arguments are unknown, too. */
+/* Returns a wrapper for a function that the header does not declare: a form of a known call, or (`call` is
+ * NULL) a function that is new or from another header. Its arguments are unknown, too. */
 static void *new_form(const struct kp_call *call, const char *name, void *real, int version) {
     bool gated = call && call->gated;
     void *wrapper = gated ? slot_for(kp_wides, KP_WIDES, real) : slot_for(kp_others, KP_OTHERS, real);
     bool is_new = call || !of_another_header(name);
     if (!call && is_new) __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
     if (!wrapper) {
-        kp_note("%s (interface %d) passes by: there is no wrapper left for it", name, version);
+        kp_note("%s (interface %d) bypasses the gate: there is no wrapper left for it", name, version);
         return real;
     }
     if (is_new)
