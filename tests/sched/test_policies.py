@@ -108,10 +108,10 @@ def test_one_at_a_time_without_swaps_nobody_waits_longer_for_them() -> None:
     world = World("gpu 10 tq=30 mode=always policy=interactive")
     world.do(0, "a joins; b joins; memory; a asks 1; memory a=1; a ends 1; memory a=1; b asks 1")
     world.do(1, "#1 out 1 1s")
-    assert world.scheduler._st.typical_swap_ns > 0, "B's need is not known yet"
+    assert world.scheduler._st.typical_swap_ns() > 0, "B's need is not known yet"
     world.do(2, "memory b=1; b ends 1; memory b=1; b asks 2; a asks 2")
     assert world.look("holders") == "holders b"
-    assert world.scheduler._st.typical_swap_ns == 0
+    assert world.scheduler._st.typical_swap_ns() == 0
 
 
 # --- adding one ---------------------------------------------------------------------------------

@@ -58,17 +58,24 @@ class Derived(Mode, Readings):
         return self.capacity_bytes - self.claimed_bytes
 
     def refresh(self, session: Session) -> None:
-        """Bring every derived count in line with ``session`` after any change to it. This is the
-        hottest function of all, hence written out; ``audit`` computes the same in the plain
-        way."""
+        """Bring every derived count in line with ``session`` after any change to it. This and
+        ``recount`` are the hottest functions of all, hence written out; ``audit`` computes the same
+        in the plain way."""
         resident = footprint = session.resident_bytes
         if session.residency is PAGED_OUT:
             footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
         session.footprint_bytes = footprint
-        need = session.expected_bytes(footprint + session.asked_bytes, self.total_bytes)
-        session.need_bytes = need
-        want, op = session.want, session.op
+        held_bytes = footprint + session.asked_bytes
+        session.need_bytes = session.expected_bytes(held_bytes, self.total_bytes)
+        if resident != session.counted_resident_bytes:
+            self.resident_bytes += resident - session.counted_resident_bytes
+            session.counted_resident_bytes = resident
+        self.recount(session)
 
+    def recount(self, session: Session) -> None:
+        """Do what ``refresh`` does, after a change of what ``session`` wants, or of its operation:
+        its memory and its need are as before."""
+        want, op, need = session.want, session.op, session.need_bytes
         active = need if want is not NOTHING and not session.leaving else 0
         if session.kept_out and session.aside:
             active = 0
@@ -82,23 +89,23 @@ class Derived(Mode, Readings):
             self.active_need_bytes += active - session.counted_active_bytes
             session.counted_active_bytes = active
 
-        claim, host, grows = resident, session.paged_out_bytes, want is RUNNING
+        claim, host = session.resident_bytes, session.paged_out_bytes
+        grows = want is RUNNING
         if op is not None:
             # A hung operation keeps what it may hold, but no reserve for growth.
             grows = not op.overdue and (op.ends_turn or op.doing is PAGING_IN)
             if op.doing is PAGING_IN:
                 grows = grows and want is not NOTHING
-                claim = footprint
+                claim = session.footprint_bytes
             elif op.doing is PAGING_OUT:
-                host += resident
+                host += session.resident_bytes
         if grows and need > claim and self.protects and not session.gone and not session.leaving:
             claim = need
-        self.resident_bytes += resident - session.counted_resident_bytes
-        session.counted_resident_bytes = resident
         self.claimed_bytes += claim - session.counted_claim_bytes
         session.counted_claim_bytes = claim
-        self.host_claimed_bytes += host - session.counted_host_bytes
-        session.counted_host_bytes = host
+        if host != session.counted_host_bytes:
+            self.host_claimed_bytes += host - session.counted_host_bytes
+            session.counted_host_bytes = host
         self._place(session)
 
     def used_now(self, session: Session) -> None:
@@ -106,24 +113,25 @@ class Derived(Mode, Readings):
         self.idle.pop(session.id, None)
 
     def _place(self, session: Session) -> None:
+        id_ = session.id
         want = session.want if session.resident_bytes and not session.gone else None
         if want is QUEUED and session.kept_out:
             want = NOTHING
         if want is NOTHING:
-            self.idle.setdefault(session.id, session)
-        elif session.id in self.idle:
-            del self.idle[session.id]
+            self.idle.setdefault(id_, session)
+        elif id_ in self.idle:
+            del self.idle[id_]
         if want is QUEUED:
-            self.waiting_in[session.id] = session
-        elif session.id in self.waiting_in:
-            del self.waiting_in[session.id]
+            self.waiting_in[id_] = session
+        elif id_ in self.waiting_in:
+            del self.waiting_in[id_]
         if self.knows_owned:
             self._place_partly_in(session, want)
-        held_or_stopped = session.residency is SUSPENDED or session.mid_burst
-        if held_or_stopped and is_misplaced(session):
-            self.misplaced[session.id] = session
+        held_or_stopped = session.mid_burst or session.residency is SUSPENDED
+        if held_or_stopped and session.op is None and is_misplaced(session):
+            self.misplaced[id_] = session
         elif self.misplaced:
-            self.misplaced.pop(session.id, None)
+            self.misplaced.pop(id_, None)
 
     def _place_partly_in(self, session: Session, want: Want | None) -> None:
         self.waiting_partly_in.pop(session.id, None)

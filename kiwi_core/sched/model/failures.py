@@ -74,4 +74,5 @@ class Failures:
     def operation_succeeded(self) -> None:
         self.backoff_ns = self.backoff_until_ns = self.extra_room_bytes = 0
         self.unmovable = False
-        self.problem_is_over()
+        if self.problem is not None:
+            self.problem_is_over()

@@ -28,9 +28,8 @@ class TurnSettings:
     min_run_ns: int
     swap_floor_factor: float
 
-    @property
     def least_ns(self) -> int:
-        """How long a session runs at least even if its swap costs less."""
+        """Return how long a session runs at least even if its swap costs less."""
         return self.tq_ns if self.tq_ns < self.min_run_ns else self.min_run_ns
 
 
@@ -87,9 +86,8 @@ class PolicyContext(Protocol):
         """Return whether both needs fit into the GPU if all other sessions are paged out."""
         ...
 
-    @property
     def typical_swap_ns(self) -> int:
-        """``swap_ns`` of a session of the mean size of those that wait or run."""
+        """Return ``swap_ns`` of a session of the mean size of those that wait or run."""
         ...
 
 
@@ -140,7 +138,7 @@ class Policy:
         GPU."""
         turn_settings = context.turn_settings
         swap_ns = round(turn_settings.swap_floor_factor * context.swap_ns(session))
-        return max(turn_settings.least_ns, swap_ns)
+        return max(turn_settings.least_ns(), swap_ns)
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:  # noqa: ARG002
         """Return whether ``waiter`` may be brought in now, beside ``holders`` sessions that hold

@@ -16,12 +16,10 @@ class _Rate:
         self._bytes = 0.0
         self._ns = 0.0
 
-    def learn(self, moved_bytes: int, elapsed_ns: int) -> None:
+    def learn(self, moved_bytes: int, elapsed_ns: int) -> float:
+        """Take account of a move; return the nanoseconds that a byte takes."""
         self._bytes = KEEP * self._bytes + moved_bytes
         self._ns = KEEP * self._ns + elapsed_ns
-
-    @property
-    def ns_per_byte(self) -> float:
         return self._ns / self._bytes
 
 
@@ -45,15 +43,13 @@ class SwapSpeed:
 
     def learn_out(self, moved_bytes: int, elapsed_ns: int) -> None:
         if moved_bytes > 0:
-            self._out.learn(moved_bytes, elapsed_ns)
-            self.out_ns_per_byte = self._out.ns_per_byte
+            self.out_ns_per_byte = self._out.learn(moved_bytes, elapsed_ns)
             self.in_ns_per_byte = self.in_ns_per_byte or self.out_ns_per_byte
             self.known = True
 
     def learn_in(self, moved_bytes: int, elapsed_ns: int) -> None:
         if moved_bytes > 0:
-            self._in.learn(moved_bytes, elapsed_ns)
-            self.in_ns_per_byte = self._in.ns_per_byte
+            self.in_ns_per_byte = self._in.learn(moved_bytes, elapsed_ns)
             self.out_ns_per_byte = self.out_ns_per_byte or self.in_ns_per_byte
             self.known = True
 

@@ -125,7 +125,7 @@ class State(Derived):
         session.op_begins(op)
         self.moved_at_ns = self.now_ns
         self.ops[op.op] = session
-        self.refresh(session)
+        self.recount(session)
 
     def op_reports(self, session: Session, op: OngoingOperation) -> None:
         """Record that ``op`` of ``session`` has reported. The caller records the outcome."""
@@ -316,9 +316,8 @@ class State(Derived):
     def quantum_ns(self, session: Session) -> int:
         return self.policy.quantum_ns(self, session)
 
-    @property
     def typical_swap_ns(self) -> int:
-        """``swap_ns`` of a session of the mean size of those that wait or run."""
+        """Return ``swap_ns`` of a session of the mean size of those that wait or run."""
         if self.active_need_bytes + self.margin_bytes <= self.capacity_bytes:
             return 0
         return self.speed.round_trip_ns(self.active_need_bytes // max(1, self.active))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.units import NS_PER_S, format_bytes, format_duration_s
 
@@ -16,8 +17,8 @@ DEPARTED_MAX: Final = 64
 
 
 Story = deque[tuple[int, str, tuple[object, ...]]]
-"""Lines as (time, template, arguments). They are formatted only when they are read: they are
-written on the hot path and hardly ever read."""
+"""Lines as (time, template, arguments). They are formatted only when they are read
+(``_LineFormatter``): they are written on the hot path and hardly ever read."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,18 @@ class StoryEntry:
     text: str
 
 
-class Size(int):
-    """A number of bytes, formatted only when a line is read."""
+class _LineFormatter(Formatter):
+    """Formats ``{!b}`` as a number of bytes and ``{!t}`` as a number of nanoseconds."""
 
-    def __format__(self, _spec: str) -> str:
-        return format_bytes(int(self))
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        if conversion == "b":
+            return format_bytes(value)
+        if conversion == "t":
+            return format_duration_s(value / NS_PER_S)
+        return value
 
 
-class StorySpan(int):
-    """A number of nanoseconds, formatted only when a line is read."""
-
-    def __format__(self, _spec: str) -> str:
-        return format_duration_s(self / NS_PER_S)
+_FORMATTER: Final = _LineFormatter()
 
 
 class Stories:
@@ -66,7 +67,7 @@ class Stories:
         if session not in self._present:
             return self._departed.get(session, ())
         return tuple(
-            StoryEntry(at_ns, template.format(*arguments))
+            StoryEntry(at_ns, _FORMATTER.vformat(template, arguments, {}))
             for at_ns, template, arguments in self._present[session]
         )
 

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.policy import Policy, TurnSettings
@@ -94,6 +95,8 @@ SHARES_MAX: Final = 0.5
 
 NEVER_NS: Final = 1 << 62
 
+_queued_ns = attrgetter("queued_ns")
+
 
 @register
 class Interactive(Policy):
@@ -114,7 +117,7 @@ class Interactive(Policy):
         self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
         self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
         self._least_run_ns = round(LEAST_RUN_TQ * tq_ns)
-        self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns)
+        self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns())
         self._patience_ns = round(PATIENCE_TQ * tq_ns)
         self._turn_patience_ns = PATIENCE_FACTOR * tq_ns
         self._protected_ns = round(PROTECTED_TQ * tq_ns)
@@ -149,8 +152,7 @@ class Interactive(Policy):
 
     def served(self, session: Session) -> None:
         for lane in self._lanes:
-            if lane:
-                lane.served(session)
+            lane.served(session)
 
     def _level(self, context: PolicyContext, session: Session) -> int:
         if session.leaving:
@@ -193,7 +195,7 @@ class Interactive(Policy):
     def _others_ns(self, context: PolicyContext, waiter: Session) -> int:
         """Return the patience of ``waiter`` for a turn of each other session."""
         turns_ns = context.turn_settings.tq_ns * (context.usage.weight - waiter.weight)
-        swaps_ns = context.typical_swap_ns * (context.active - 1)
+        swaps_ns = context.typical_swap_ns() * (context.active - 1)
         return round(PATIENCE_FACTOR * (turns_ns + swaps_ns))
 
     def _soonest_old_at_ns(self, context: PolicyContext, waiter: Session) -> int:
@@ -250,9 +252,11 @@ class Interactive(Policy):
     def order(self, context: PolicyContext) -> Iterable[Session]:
         if len(context.queue) == 1:
             return context.queue.values()
-        everybody = self._by_level(context)
         first = self._first(context)
-        if not first and context.waiting_in and not context.runners:
+        if not first and not context.waiting_in:
+            return chain.from_iterable(self._lanes)
+        everybody = self._by_level(context)
+        if not first and not context.runners:
             next_one = next(everybody)
             meanwhile = self._meanwhile(context, next_one)
             if meanwhile is None:
@@ -274,32 +278,34 @@ class Interactive(Policy):
         return min(beside, key=_level_first, default=None)
 
     def _by_level(self, context: PolicyContext) -> Iterator[Session]:
-        here = sorted(context.waiting_in.values(), key=_queued_ns) if context.waiting_in else ()
+        here = sorted(context.waiting_in.values(), key=_queued_ns)
         for level, lane in enumerate(self._lanes[:LAST]):
-            if lane:
-                yield from (waiter for waiter in here if waiter.level == level)
-                yield from (w for w in lane if w.id not in context.waiting_in)
+            yield from (waiter for waiter in here if waiter.level == level)
+            yield from (w for w in lane if w.id not in context.waiting_in)
         yield from self._lanes[LAST]
 
     def reorders_at_ns(self, context: PolicyContext) -> int | None:
-        sharing = self._sharing.values()
-        at_ns = [self._owed_at_ns(context, waiter) for waiter in sharing] if sharing else []
+        now_ns = context.now_ns
+        to_come_ns = []
+        for waiter in self._sharing.values():
+            owed_at_ns = self._owed_at_ns(context, waiter)
+            if owed_at_ns > now_ns:
+                to_come_ns.append(owed_at_ns)
         behind: set[str] = set()
         """The owners whose first waiter is not old, so that the others are old later."""
         for waiter in context.queue.values():
             if waiter.owner in behind:
                 continue
             soonest_ns = self._soonest_old_at_ns(context, waiter)
-            if soonest_ns > context.now_ns:
-                at_ns.append(soonest_ns)
+            if soonest_ns > now_ns:
+                to_come_ns.append(soonest_ns)
                 break
             old_at_ns = self._old_at_ns(context, waiter)
-            at_ns.append(old_at_ns)
-            if old_at_ns > context.now_ns:
+            if old_at_ns > now_ns:
+                to_come_ns.append(old_at_ns)
                 behind.add(waiter.owner)
             elif waiter.blocked is None:
                 break
-        to_come_ns = [at for at in at_ns if at > context.now_ns]
         return min(to_come_ns) if to_come_ns else None
 
     def quantum_ns(self, context: PolicyContext, session: Session) -> int:
@@ -366,10 +372,6 @@ def _last_first(session: Session) -> tuple[int, int]:
 
 def _level_first(session: Session) -> tuple[int, int]:
     return session.level, session.queued_ns
-
-
-def _queued_ns(session: Session) -> int:
-    return session.queued_ns
 
 
 def _each_once(sessions: Iterable[Session]) -> Iterator[Session]:

@@ -39,9 +39,6 @@ class OwnerTurns:
         if line is not None:
             self._lines[session.owner] = line
 
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
     def __iter__(self) -> Iterator[Session]:
         """Yield the first waiter of each owner, then the second one of each, and so on."""
         more = []

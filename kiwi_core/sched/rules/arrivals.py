@@ -66,7 +66,7 @@ def priority_changed(st: State, event: ev.PriorityChanged) -> None:
     session = st.known(event.session)
     if session is not None:
         _prioritise(st, session, event.priority)
-        st.tell(session, "priority is now {.value}", event.priority)
+        st.tell(session, "priority is now {0.value}", event.priority)
 
 
 def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:

@@ -18,7 +18,6 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import EndSession
 from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED
 from kiwi_core.sched.model.operations import PAGING_OUT
-from kiwi_core.sched.model.stories import StorySpan
 from kiwi_core.sched.model.turn import NOTHING, RUNNING
 from kiwi_core.sched.rules import room
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
@@ -167,7 +166,7 @@ def _stays_bytes(st: State, waiter: Session, holding: list[Session]) -> int:
 def _begin(st: State, session: Session) -> None:
     after_ns = st.config.end_immovable_after_ns
     st.notify(session, Notice.ENDING, session.shortage)
-    st.tell(session, "others wait for its memory: ended in {} if that lasts", StorySpan(after_ns))
+    st.tell(session, "others wait for its memory: ended in {!t} if that lasts", after_ns)
     session.end_at(st.now_ns + after_ns)
 
 

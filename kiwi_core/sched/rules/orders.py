@@ -32,7 +32,7 @@ def grant(st: State, session: Session, cause: str) -> None:
     session.granted(now_ns, st.usage.clock_ns(now_ns))
     session.turn_begins(now_ns)
     st.now_runs(session)
-    st.refresh(session)
+    st.recount(session)
     quantum_ns = st.policy.quantum_ns(st, session)
     if goes_on:
         st.notify(session, Notice.RESUMED, cause=cause)
@@ -137,7 +137,7 @@ def _start(
                 cause=cause,
             )
         )
-    st.tell(session, "{.value} begins ({})", doing, cause)
+    st.tell(session, "{0.value} begins ({1})", doing, cause)
 
 
 def _allowed_ns(st: State, moved_bytes: int) -> int:

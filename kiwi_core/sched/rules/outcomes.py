@@ -12,7 +12,6 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.happenings import OperationFailed, OperationHung
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT
 from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESUMING, SUSPENDING, Doing
-from kiwi_core.sched.model.stories import Size, StorySpan
 from kiwi_core.sched.model.turn import NOTHING, QUEUED
 from kiwi_core.sched.rules import bursts, hints, orders
 from kiwi_core.states import Notice, Reason
@@ -32,11 +31,11 @@ _SUCCESSES = frozenset({ev.Suspended, ev.Resumed, ev.PagedOut, ev.PagedIn})
 
 
 def _take(
-    st: State, event: ev.Outcome, doing: Doing, moved_bytes: int = 0
+    st: State, event: ev.Outcome, doing: Doing, moved_bytes: int = 0, took_ns: int | None = None
 ) -> tuple[Session, OngoingOperation] | None:
     """Remove an operation that has reported from ``State.ops``; return its session and record, or
     ``None`` if the outcome is to be dropped, or if the session is dead and forgotten with it.
-    ``moved_bytes`` is given for a move that succeeded."""
+    ``moved_bytes`` and ``took_ns`` are given for a move that succeeded."""
     session = st.ops.get(event.op)
     if session is None or session.op is None or session.op.doing is not doing:
         st.ignore()
@@ -44,7 +43,6 @@ def _take(
     running = session.op
     st.op_reports(session, running)
     if running.move_id:
-        took_ns = event.elapsed_ns if isinstance(event, (ev.PagedOut, ev.PagedIn)) else None
         session.move_ended(running, moved_bytes, took_ns, st.now_ns, st.history)
     if type(event) not in _SUCCESSES:
         st.history.happenings.append(OperationFailed(doing, event))
@@ -104,43 +102,30 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
     mover = st.ops.get(event.op)
     if mover is not None:
         moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # by this move
-    if (taken := _take(st, event, PAGING_OUT, moved_bytes)) is not None:
+    if (taken := _take(st, event, PAGING_OUT, moved_bytes, event.elapsed_ns)) is not None:
         session, running = taken
-        # If the session was out already, the driver moved what the library had left, at another
-        # speed.
-        tells_speed = session.residency is not PAGED_OUT
+        # A hang says nothing about speed. If the session was out already, the driver moved what the
+        # library had left, at another speed.
+        if not running.overdue and session.residency is not PAGED_OUT:
+            st.speed.learn_out(moved_bytes, event.elapsed_ns)
         restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.went_out(restore_bytes, event.moved_bytes, event.stays_bytes)
         st.memory_read(session, st.now_ns)
         _stopped(st, session, running)
-        _swapped(st, session, running, moved_bytes, event.elapsed_ns, tells_speed)
+        st.tell(session, "paged out: {!b} in {!t}", moved_bytes, event.elapsed_ns)
         _succeeded(st, session)
 
 
 def paged_in(st: State, event: ev.PagedIn) -> None:
-    if (taken := _take(st, event, PAGING_IN, event.moved_bytes)) is not None:
+    if (taken := _take(st, event, PAGING_IN, event.moved_bytes, event.elapsed_ns)) is not None:
         session, running = taken
+        if not running.overdue:
+            st.speed.learn_in(event.moved_bytes, event.elapsed_ns)
         session.came_in(max(session.footprint_bytes, event.moved_bytes))
-        _swapped(st, session, running, event.moved_bytes, event.elapsed_ns)
+        st.tell(session, "paged in: {!b} in {!t}", event.moved_bytes, event.elapsed_ns)
         if running.hinted and session.want is NOTHING:
             hints.came_back(st, session)
         _succeeded(st, session)
-
-
-def _swapped(
-    st: State,
-    session: Session,
-    running: OngoingOperation,
-    moved_bytes: int,
-    elapsed_ns: int,
-    tells_speed: bool = True,
-) -> None:
-    out = running.doing is PAGING_OUT
-    if tells_speed and not running.overdue:  # a hang says nothing about speed
-        learn = st.speed.learn_out if out else st.speed.learn_in
-        learn(moved_bytes, elapsed_ns)
-    direction = "out" if out else "in"
-    st.tell(session, "paged {}: {} in {}", direction, Size(moved_bytes), StorySpan(elapsed_ns))
 
 
 def resumed(st: State, event: ev.Resumed) -> None:
@@ -282,7 +267,7 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
         return
     session.has_problem(Notice.STUCK, f"{session.op.doing.value} does not come to an end")
     st.notify(session, Notice.STUCK, session.problem_detail)
-    st.tell(session, "{} ({}) hangs", session.op.doing.value, Size(session.footprint_bytes))
+    st.tell(session, "{} ({!b}) hangs", session.op.doing.value, session.footprint_bytes)
 
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {

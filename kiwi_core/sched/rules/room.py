@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT
@@ -44,6 +45,8 @@ class RoomState(Enum):
     SHORT = "short"
     """Sessions that do not hold the lease cannot free enough."""
 
+
+_queued_ns = attrgetter("queued_ns")
 
 READY: Final = RoomState.READY
 COMING: Final = RoomState.COMING
@@ -127,10 +130,6 @@ def _making_room(st: State) -> Iterator[Session]:
         op = session.op
         if op is not None and op.doing is PAGING_OUT and not op.overdue:
             yield session
-
-
-def _queued_ns(session: Session) -> int:
-    return session.queued_ns
 
 
 def survey(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
@@ -28,6 +29,8 @@ class QueueStep(Enum):
     WAIT = "wait"
     """No session behind this waiter may overtake it."""
 
+
+_granted_ns = attrgetter("granted_ns")
 
 GO_ON: Final = QueueStep.GO_ON
 WAIT: Final = QueueStep.WAIT
@@ -60,13 +63,15 @@ def _admit_others(st: State, first: Session) -> None:
                 return
 
 
-def _coming_in(st: State, beside: Session) -> int:
-    """Return how many other sessions are being brought in."""
+def _in_the_way_of(st: State, waiter: Session) -> int:
+    """Return how many other sessions hold the lease or are being brought in."""
+    if not st.ops:
+        return len(st.runners)
     coming = 0
     for session in st.chosen.values():
-        if session.op is not None and session is not beside:
+        if session.op is not None and session is not waiter:
             coming += 1
-    return coming
+    return st.holders + coming
 
 
 def _advance(st: State, waiter: Session) -> QueueStep:
@@ -80,17 +85,17 @@ def _advance(st: State, waiter: Session) -> QueueStep:
         # (its user was notified of the refusal)
         waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
         return GO_ON
-    others = st.holders + _coming_in(st, beside=waiter)
+    others = _in_the_way_of(st, waiter)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         if _comes_ahead(st, waiter):
             waiter.unblock()
             return WAIT
-        return _await_turn(st, waiter)
+        return _await_turn(st, waiter, others)
     state, found = room.make_room(st, waiter, alone=not others)
     if state is READY:
         return _bring_in(st, waiter)
     if state is SHORT and others:
-        return _await_turn(st, waiter)
+        return _await_turn(st, waiter, others)
     if state is SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
         waiter.unblock()
         return WAIT  # the session that comes in can go out again afterwards
@@ -136,7 +141,7 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
     its program would go on at once."""
     if waiter.residency is not PAGED_OUT or waiter.mid_burst or not st.runners:
         return False
-    need_bytes = waiter.need_bytes + sum(runner.need_bytes for runner in st.runners.values())
+    need_bytes = waiter.need_bytes + sum([runner.need_bytes for runner in st.runners.values()])
     if need_bytes + st.margin_bytes > st.capacity_bytes:
         return False
     if st.holders > len(st.runners) or not _may_restore(st):
@@ -172,10 +177,10 @@ def _comes_for_nobody(session: Session) -> bool:
     return _restoring(session) and session.want is NOTHING
 
 
-def _await_turn(st: State, waiter: Session) -> QueueStep:
-    """Stop the runners that have used up their quantum."""
-    stopping = st.holders > len(st.runners)
-    if not st.protects or stopping or _coming_in(st, beside=waiter):
+def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
+    """Stop the runners that have used up their quantum, unless some of the ``others`` in the way
+    are being stopped already, or come in."""
+    if not st.protects or others > len(st.runners):
         waiter.unblock()
         return WAIT
     hindrance: tuple[Notice, str] | None = None
@@ -198,10 +203,6 @@ def _await_turn(st: State, waiter: Session) -> QueueStep:
     return WAIT
 
 
-def _granted_ns(session: Session) -> int:
-    return session.granted_ns
-
-
 def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
     """Stop ``runner``, or return why it cannot be stopped and continues past its quantum."""
     if not runner.guarded:
@@ -214,7 +215,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     free_bytes = st.free_bytes + room.coming_bytes(st) + _growth_bytes(st)
     free_bytes += waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
-    movable_bytes = sum(r.resident_bytes for r in st.runners.values())
+    movable_bytes = sum([r.resident_bytes for r in st.runners.values()])
     forced_bytes = room.forced_bytes(st, waiter) - free_bytes - movable_bytes
     found = room.survey(st, short_bytes, beside=waiter, residues_for_bytes=forced_bytes)
     if found.gain_bytes >= short_bytes or (
