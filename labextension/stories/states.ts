@@ -1,4 +1,4 @@
-/** The stories: each is a state that users meet; the order is that for looking at them. */
+/** The stories: each is a state that users meet. Look at them in this order. */
 
 import type { Connection } from '../src/model/api';
 import type { IGpu, IHistory, ISession, IState } from '../src/model/types';

@@ -17,8 +17,7 @@ enum kp_trust {
 
 /* Returns whether the socket `name` in `directory` can be trusted. Another user's socket could give orders to
  * this process, so both must belong to root or to this user, and nobody else may write to the directory. A
- * user namespace hides which user outside is root; there a read-only mount of the directory stands for root.
- * */
+ * user namespace hides which user outside is root; there a read-only mount of the directory stands for root. */
 enum kp_trust kp_place_trusted(const char *directory, const char *name);
 
 /* Returns whether the system says that root or this user listens at the other end of the socket `fd`, which is

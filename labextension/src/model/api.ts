@@ -27,7 +27,7 @@ export interface IExpected {
   readonly at: number;
   readonly low_at: number | null;
   readonly high_at: number | null;
-  /** Why the wait is longer than was shown before; mostly "". */
+  /** Why the wait is longer than was shown before; usually "". */
   readonly why: string;
 }
 
@@ -51,6 +51,6 @@ export interface IKiwiActions {
   release(place: IPlace): Promise<void>;
   /** Interrupts the kernel of a session that waits, so that its cell ends and its place is free. */
   leave(place: IPlace): Promise<void>;
-  /** Looks again now: reconnects, and starts a daemon if there is none. */
+  /** Tries again now: reconnects, and starts a daemon if there is none. */
   retry(): Promise<void>;
 }

@@ -11,8 +11,8 @@ const STEP_SAMPLES = 3;
 
 /**
  * A message arrives late, never early. So the greatest recent difference between the server's time
- * and ours is the least wrong one. A page that slept makes the difference greater, so the first
- * message afterwards puts it right.
+ * and ours has the smallest error. After a page has slept the difference is greater, so the first
+ * message corrects the clock.
  */
 export class ServerClock {
   /** `local_s`: seconds of this machine, any origin, preferably monotonic. */

@@ -76,7 +76,7 @@ function isToldAnew(entry: IWaiter, shown: Left, now: number): boolean {
   return most - was > Math.max(TOLERANCE_S, TOLERANCE_SHARE * most);
 }
 
-/** The rest of each wait, in words; null if unknown. */
+/** The rest of a wait, as text; null if unknown. */
 export function waitLeft(expected: IExpected | null, now: number): string | null {
   if (expected === null) {
     return null;

@@ -40,14 +40,13 @@ export class Hints {
   /** Earliest time of the next hint, by session. */
   private readonly _notBefore = new Map<string, number>();
 
-  /** Takes note that somebody looks at, or types in, that kernel's notebook. `now` is in
-   * seconds. */
+  /** Records that the user looks at, or types in, that kernel's notebook. `now` is in seconds. */
   intend(kernel: string, now: number): void {
     this._intent = { kernel, until: now + INTENT_S };
   }
 
   /** Takes a new state. Memory that went out although nobody needed the room was moved out by
-   * its user (or for another hint). Then it is not brought back before the user comes again. A
+   * its user (or for another hint). Then it is not brought back before the user returns to it. A
    * session that was used after its hint may get the next hint. */
   look(state: IState | null): void {
     state?.gpus.forEach(gpu => gpu.holders.forEach(holder => this._notBefore.delete(holder)));
@@ -83,8 +82,7 @@ export class Hints {
     return place;
   }
 
-  /** Takes note that the hint had no effect (refused, or not delivered): the next may come
-   * sooner. */
+  /** Records that the hint had no effect (refused, or not delivered): the next may come sooner. */
   refused(session: string, now: number): void {
     this._notBefore.set(session, now + AFTER_REFUSED_S);
   }

@@ -55,7 +55,7 @@ export class Stream {
     this._rest();
   }
 
-  /** Tries again now, without the rest of the pause. */
+  /** Tries again now instead of after the pause. */
   retry(): void {
     if (this._socket === null && !this._stopped) {
       this._failures = 0;
@@ -63,7 +63,7 @@ export class Stream {
     }
   }
 
-  /** Takes note that the answer of `listensHidden` may have changed. */
+  /** Asks `listensHidden` again, whose answer may have changed. */
   review(): void {
     this._onVisibility();
   }

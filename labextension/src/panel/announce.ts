@@ -37,7 +37,7 @@ export function moments(state: IState | null): Map<string, Moment> {
 
 /**
  * Returns the announcement of the step from `before` to `state`; '' for none. A notebook that gets
- * the GPU without a wait is not news; neither is the state in which the panel opens.
+ * the GPU without a wait is not announced; neither is the state in which the panel opens.
  */
 export function announcement(before: Map<string, Moment>, state: IState | null): string {
   const said: string[] = [];

@@ -1,5 +1,4 @@
-/** The settings of a GPU as people choose them: the words for each choice, and checks of the
- * input. */
+/** The settings of a GPU as people choose them: the text of each choice, and checks of the input. */
 
 import type { ISettingsPatch } from '../model/api';
 import type { AntiThrash, IGpu, IScheduler } from '../model/types';
@@ -55,7 +54,7 @@ const POLICIES: readonly IChoice[] = [
   }
 ];
 
-/** Returns the words for a policy; a policy that only this daemon knows is in the daemon's own
+/** Returns the text of a policy; a policy that only this daemon knows is described in the daemon's
  * words. */
 export function policyOf(gpu: IGpu, name: string): IChoice {
   const summary = gpu.policies.find(policy => policy.name === name)?.summary ?? '';
@@ -101,7 +100,7 @@ export function changedSince(
   );
 }
 
-/** Returns the settings that turn `now` into the choice; null: none. */
+/** Returns the settings that differ from `now`; null: none. */
 export function patchOf(now: IScheduler, chosen: ISettings): ISettingsPatch | null {
   const patch: ISettingsPatch = {};
   if (Number(chosen.quantum) !== now.tq_s) {

@@ -31,7 +31,7 @@ export interface IBar {
   readonly text: string;
 }
 
-/** More notebooks than this are drawn as one: nobody reads a dozen slivers. */
+/** More notebooks than this are drawn as one: a dozen slivers cannot be read. */
 const MOST_SEGMENTS = 5;
 
 type Amount = 'resident_bytes' | 'paged_out_bytes';

@@ -55,7 +55,7 @@ function said(
   return { tone, session, headline, counts: false, holds: false, details };
 }
 
-/** Returns the same for an old state: without promises and countdowns. */
+/** Returns the card for an old state: without promises and countdowns. */
 export function noNews(last: IMyWait): IMyWait {
   const known = `Last known: ${last.headline.toLowerCase()}.`;
   // "A cell starts at once" would be a promise; a place in the queue and a problem are not.
@@ -97,7 +97,7 @@ function suspended(session: ISession): IMyWait {
   return said('wrong', session, 'Suspended', [session.problem_text]);
 }
 
-/** Returns what is done for a waiting session now: its memory or another's moves. */
+/** Returns what is being done for a waiting session: its memory, or another session's, moves. */
 function moving(gpu: IGpu, session: ISession): string {
   if (session.state === 'paging-in') {
     return `Its memory is moving in (${formatBytes(session.paged_out_bytes)}).`;
@@ -114,7 +114,7 @@ function moving(gpu: IGpu, session: ISession): string {
     : `The memory of ${nameOf(other)} is moving in first.`;
 }
 
-/** Returns the session whose memory moves for `waiting`, so that it is said once. */
+/** Returns the session whose memory moves for `waiting`, so that the move is shown once. */
 export function movingFirst(gpu: IGpu, waiting: ISession): ISession | undefined {
   if (waiting.state === 'paging-in' || waiting.state === 'paging-out') {
     return undefined;
@@ -125,7 +125,7 @@ export function movingFirst(gpu: IGpu, waiting: ISession): ISession | undefined 
 
 // --- holding ------------------------------------------------------------------------------------
 
-/** The line below says who waits and who computes beside it. */
+/** The queue below says which sessions wait and which compute beside it. */
 function holding(session: ISession): IMyWait {
   const details = session.lingering
     ? ['Its cell is over; something it started in the background goes on.']

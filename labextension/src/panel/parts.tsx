@@ -15,7 +15,7 @@ export interface IPart {
   readonly store: IKiwiStore;
   readonly actions: IKiwiActions;
   readonly gpu: IGpu;
-  /** false: the panel shows the last known state, so nothing counts down and nothing can be set. */
+  /** false: the panel shows the last known state, so there are no countdowns and no settings. */
   readonly live: boolean;
 }
 
@@ -60,7 +60,7 @@ export function Countdown(props: {
   entry: IWaiter;
   unknown: string;
   short?: boolean;
-  /** The figure in large, and why it got longer smaller. */
+  /** Shows the figure large, and below it, smaller, why it got longer. */
   large?: boolean;
 }) {
   const { store, entry, unknown, short, large } = props;
@@ -83,7 +83,7 @@ export function Turn(props: { store: IKiwiStore; gpu: IGpu; holder: ISession }) 
   return <>{useTicking(() => turnWords(gpu, holder, store.now()))}</>;
 }
 
-/** Gives up the place in the queue of a waiting cell of the reader's. */
+/** Gives up the place in the queue of one of the reader's waiting cells. */
 export function LeaveQueue(props: { gpu: IGpu; session: ISession; actions: IKiwiActions }) {
   const { gpu, session, actions } = props;
   const pending = usePending();
@@ -113,7 +113,7 @@ export function LeaveQueue(props: { gpu: IGpu; session: ISession; actions: IKiwi
   );
 }
 
-/** Text in which `code` stands between backticks, as the daemon's remedies write it. */
+/** Text with `code` between backticks, as in the daemon's remedies. */
 export function Prose(props: { text: string }) {
   const parts = props.text.split('`');
   return (

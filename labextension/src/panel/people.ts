@@ -46,9 +46,9 @@ export function isNamed({ name }: IHistory): boolean {
   return name !== '' && name !== ANOTHER_USER;
 }
 
-/** Returns the present session of the notebook whose session `entry` is about has ended. It is
- * found by its path, or by its name if the kernel has ended and its path is forgotten. undefined:
- * there is none, or it cannot be told (notebooks of one name in several folders). */
+/** Returns the present session of the notebook of `entry`, whose own session has ended. It is found
+ * by its path, or by its name if the kernel has ended and its path is forgotten. undefined: there
+ * is none, or it is ambiguous (notebooks of one name in several folders). */
 export function heirOf(gpu: IGpu, entry: IHistory): ISession | undefined {
   const heirs = gpu.sessions.filter(
     ({ mine, path, name }) =>

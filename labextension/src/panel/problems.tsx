@@ -8,7 +8,7 @@ import type { IGpu, IProblem } from '../model/types';
 import { usePending, useTicking } from './hooks';
 import { Prose } from './parts';
 
-/** Problems that end by themselves or are no fault: shown calmly. */
+/** Problems that end by themselves or are no fault: shown as plain notices. */
 const CALM = new Set([
   'starting',
   'reconnecting',
@@ -84,7 +84,7 @@ function Retry(props: { actions: IKiwiActions }) {
   );
 }
 
-/** Time, in seconds, in which a restarted daemon is back; after a crash it takes a few. */
+/** Seconds within which a restarted daemon is back; after a crash it takes only a few. */
 const BACK_WITHIN_S = 60;
 
 const AWAY: IProblem = {
@@ -114,7 +114,7 @@ export function GpuProblems(props: { gpu: IGpu; actions: IKiwiActions; now: () =
   );
 }
 
-/** Returns a calm text while a daemon may come back by itself, then the server's reason. */
+/** Returns a plain notice while a daemon may come back by itself, then the server's reason. */
 function useAway(gpu: IGpu, now: () => number): IProblem | null {
   const since = React.useRef<number | null>(null);
   since.current = gpu.reachable ? null : (since.current ?? now());

@@ -1,4 +1,4 @@
-/** Who has the GPU, who waits, and who is idle on it. */
+/** Shows which sessions have the GPU, wait for it, or are idle on it. */
 
 import * as React from 'react';
 
@@ -13,8 +13,8 @@ import { movingFirst } from './mywait-model';
 import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
 import { counted } from './words';
 
-/** Who has the GPU and who waits. For the notebook of "my wait" above, it shows only the place
- * in the queue: the figure is above. */
+/** Shows which sessions have the GPU and which wait. For the notebook of "my wait", it shows only
+ * the place in the queue, because the figure is above. */
 export function Holders(props: IPart) {
   const { store, actions, gpu, live } = props;
   if (gpu.holders.length === 0) {
@@ -167,7 +167,7 @@ function isSubjectOf(gpu: IGpu, currentKernel: string | null, session?: ISession
   return subjectOf(ownPlacesOn(gpu), currentKernel)?.session === session;
 }
 
-/** The reader's idle sessions beyond these, and all idle sessions of others, are folded away. */
+/** The reader's further idle sessions, and all idle sessions of others, are collapsed. */
 const SHOWN_AT_ONCE = 4;
 
 export function Resting(props: IPart) {

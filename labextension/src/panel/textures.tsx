@@ -1,4 +1,4 @@
-/** SVG patterns: what tells notebooks and states apart where colour does not. */
+/** SVG patterns, which tell notebooks and states apart where colour does not. */
 
 import * as React from 'react';
 

@@ -1,6 +1,6 @@
 /**
- * Half an hour of a timeline. A pixel is eight seconds of it: drawn one by one, short cells would
- * be a smear. So each half minute is a column, as high as the share of that time. Pure.
+ * A timeline of half an hour. A pixel is eight seconds of it, so short cells cannot be drawn one by
+ * one. Instead each half minute is a column, as high as the share of that time. Pure.
  */
 
 import { formatBytes } from '../model/format';
@@ -12,7 +12,7 @@ import type { IMark, ISpan, IWindow, SpanKind } from './timeline-shapes';
 import { DID, isMove } from './timeline-words';
 import { counted, formatClock, formatDuration } from './words';
 
-/** Columns begin at multiples of it, so that they do not change while they move to the left. */
+/** Columns begin at multiples of this time, so that they do not change while they move to the left. */
 export const BUCKET_S = 30;
 
 /** Moves of memory within as much time are one mark: at 240 px an arrow is half as wide. */

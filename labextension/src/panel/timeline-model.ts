@@ -9,12 +9,12 @@ import type { IMark, ISpan, IWindow, SpanKind, Zoom } from './timeline-shapes';
 import { rowText, spoken } from './timeline-words';
 import { formatClock } from './words';
 
-/** Lines of the axis, and which of them have a label: what still fits 240 px. */
+/** Seconds between the lines of the axis, and between the labels: as many as fit 240 px. */
 const TICK_S: Readonly<Record<Zoom, number>> = { 60: 10, 300: 60, 1800: 300 };
 const LABEL_S: Readonly<Record<Zoom, number>> = { 60: 20, 300: 120, 1800: 600 };
 
-/** A label keeps this far (percent of the width) from the left edge, where it would be cut, and from
- * the right one, where "now" stands. Those of a minute have seconds, and are longer. */
+/** The distance (percent of the width) of a label from the left edge, where it would be cut, and
+ * from the right edge, where "now" is. The labels of one minute have seconds, so they are longer. */
 const EDGE_PERCENT: Readonly<Record<Zoom, number>> = { 60: 12, 300: 8, 1800: 8 };
 const NOW_PERCENT: Readonly<Record<Zoom, number>> = { 60: 24, 300: 19, 1800: 19 };
 
@@ -48,7 +48,7 @@ export interface ITimeline {
   readonly hidden: number;
   readonly ticks: readonly ITick[];
   readonly key: readonly KeyName[];
-  /** Nothing is recorded to the left of this percentage. */
+  /** Nothing is recorded left of this percentage. */
   readonly unrecorded: number;
   readonly text: string;
 }

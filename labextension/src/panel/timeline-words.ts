@@ -24,7 +24,7 @@ export const DOES: Readonly<Record<SpanKind, string>> = {
   suspended: 'is suspended in mid-cell'
 };
 
-/** Returns what happened, as the end of a sentence about the notebook. */
+/** Returns what happened, as the predicate of a sentence about the notebook. */
 export function what(entry: IHistory, now: number): string {
   const goesOn = entry.ended_at === null;
   const lasted_s = (entry.ended_at ?? now) - entry.began_at;

@@ -65,8 +65,8 @@ export function Timeline(props: IProps) {
   );
 }
 
-/** The time at the right edge. It moves by about a pixel at a time; with reduced motion only
- * when there is something new to draw; not at all while the state is unknown. */
+/** The time at the right edge. It moves by about a pixel at a time. With reduced motion it moves
+ * only when there is something new to draw. It does not move while the state is unknown. */
 function useRightEdge(store: IKiwiStore, zoom_s: Zoom, live: boolean): number {
   const every_s = redrawEvery_s(zoom_s);
   const still = !live || prefersReducedMotion();

@@ -1,5 +1,5 @@
-/** The timeline in words: the latest lines at once, the rest unfolded; for screen readers, for exact
- * times, and for sizes and speeds without a mouse. */
+/** The timeline in words, for screen readers, for exact times, and for sizes and speeds without a
+ * mouse. It shows the latest lines; the rest can be expanded. */
 
 import * as React from 'react';
 

@@ -73,7 +73,7 @@ export const commands: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** Returns whether a session rests with memory in the GPU. */
+/** Returns whether a session is idle with memory in the GPU. */
 export function canRelease(place: IPlace): boolean {
   const { gpu, session } = place;
   const rests = queueEntry(place) === undefined && (!holds(place) || session.state === 'idle');

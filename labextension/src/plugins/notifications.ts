@@ -87,7 +87,7 @@ function notify({ place, waited_s }: IEndedWait, kiwi: IKiwi): void {
   };
 }
 
-/** Asks for the browser's consent if it is not decided. Call it on a user's gesture only. */
+/** Asks for the user's permission if it is not decided. Call it only on a user's gesture. */
 async function mayNotify(): Promise<boolean> {
   const permission =
     Notification.permission === 'default'
@@ -103,7 +103,7 @@ async function mayNotify(): Promise<boolean> {
   return permission === 'granted';
 }
 
-/** Offers to ask the browser: after a change in the settings editor, consent needs a click. */
+/** Shows a button for the permission, because a change in the settings editor is no user's gesture. */
 function offerToAsk(): void {
   if (isSupported() && Notification.permission === 'default') {
     LabNotification.info('Kiwi may notify you only with your browser’s consent.', {

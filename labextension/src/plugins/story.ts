@@ -9,7 +9,7 @@ import { statusOf } from '../model/status';
 import { onTick } from '../panel/ticker';
 import { formatSoFar } from '../panel/words';
 
-/** Between two questions: statuses may change many times a second. */
+/** Seconds between two requests: statuses may change many times a second. */
 const ASK_EVERY_S = 1;
 
 export class StoryView extends Widget {

@@ -10,11 +10,11 @@ describe('the server’s clock', () => {
     return new ServerClock(() => local);
   };
 
-  it('is this machine’s until the server has spoken', () => {
+  it('is this machine’s until the first message', () => {
     expect(Math.abs(clock().now() - Date.now() / 1000)).toBeLessThan(5);
   });
 
-  it('believes the message that was least late', () => {
+  it('is taken from the message that was least late', () => {
     const server = clock();
     for (const [at, late_s] of [
       [0, 0.4],
@@ -35,7 +35,7 @@ describe('the server’s clock', () => {
     expect(server.now()).toBe(OFFSET + 3601);
   });
 
-  it('does not follow one late message, but a clock that was set back', () => {
+  it('ignores one late message, but follows a clock that was set back', () => {
     const server = clock();
     server.observe(OFFSET);
     local = 10;

@@ -8,21 +8,21 @@ const entry = (at: number | null, fields: Partial<IWaiter> = {}) =>
   waits('s1', { expected_at: at, ...fields });
 
 describe('the end of a wait', () => {
-  it('is what the daemon says, and what is left of it runs down with the clock', () => {
+  it('is what the daemon says, and the rest of the wait runs down with the clock', () => {
     const end = new ExpectedEnd(entry(1030, { expected_low_at: 1020, expected_high_at: 1045 }));
     const at = { at: 1030, low_at: 1020, high_at: 1045, why: '' };
     expect(end.read(1000)).toEqual(at);
     expect(end.read(1007)).toEqual(at);
   });
 
-  it('is earlier as soon as the daemon says so', () => {
+  it('becomes earlier as soon as the daemon says so', () => {
     const end = new ExpectedEnd(entry(1030));
     expect(end.read(1000)?.at).toBe(1030);
     end.observe(entry(1012), 1001);
     expect(end.read(1001)?.at).toBe(1012);
   });
 
-  it('stands still where the daemon lets it, and never rises', () => {
+  it('stands still while the daemon keeps it still, and never rises', () => {
     const end = new ExpectedEnd(entry(1030));
     let left = Infinity;
     for (let now = 1000; now < 1040; now += 0.25) {
@@ -36,7 +36,7 @@ describe('the end of a wait', () => {
     }
   });
 
-  it('is later only when it was told anew, with the reason', () => {
+  it('becomes later only when the daemon sends a new figure with the reason', () => {
     const end = new ExpectedEnd(entry(1010));
     end.observe(entry(1060), 1000);
     expect(end.read(1000)?.at).toBe(1010);
@@ -48,7 +48,7 @@ describe('the end of a wait', () => {
     expect(end.read(1001)?.at).toBe(1100);
   });
 
-  it('is later where an upper bound was told anew: its low end is 0 before and after', () => {
+  it('becomes later when the daemon sends a new upper bound, whose low end is always 0', () => {
     const bound = (high_at: number, expected_why = '') =>
       entry(high_at - 5, { expected_low_at: 1000, expected_high_at: high_at, expected_why });
     const end = new ExpectedEnd(bound(1009));
@@ -61,7 +61,7 @@ describe('the end of a wait', () => {
     expect(end.read(1000)?.high_at).toBe(1030);
   });
 
-  it('may be any after nobody could tell it', () => {
+  it('may be any after it was unknown', () => {
     const end = new ExpectedEnd(entry(1010));
     end.observe(entry(null), 1001);
     expect(end.read(1001)).toBeNull();

@@ -43,14 +43,14 @@ describe('a hint', () => {
     expect(hints.take(with_(fields, more), 100)).toBeNull();
   });
 
-  it('needs somebody who looks or types', () => {
+  it('needs a user who looks at it or types in it', () => {
     expect(new Hints().take(with_(), 100)).toBeNull();
     expect(hints.take(null, 100)).toBeNull();
     hints.intend('k-other', 100);
     expect(hints.take(with_(), 100)).toBeNull();
   });
 
-  it('is given a little later, too, when the GPU becomes idle; not for ever', () => {
+  it('is also given when the GPU becomes idle a little later, but not much later', () => {
     const busy = with_({}, { holders: ['s2'] });
     expect(hints.take(busy, 101)).toBeNull();
     expect(hints.take(with_(), 100 + INTENT_S)?.session.id).toBe('s1');
@@ -66,20 +66,20 @@ describe('a hint', () => {
     expect(hints.take(with_(), 100 + AFTER_FOLLOWED_S)?.session.id).toBe('s1');
   });
 
-  it('is given again at once where the last one was of use', () => {
+  it('is given again at once if the last one was of use', () => {
     expect(hints.take(with_(), 100)).not.toBeNull();
     hints.look(with_({ state: 'running' }, { holders: ['s1'] }));
     expect(hints.take(with_(), 102)?.session.id).toBe('s1');
   });
 
-  it('is given sooner again where it came to nothing', () => {
+  it('is given again sooner if the last one had no effect', () => {
     hints.take(with_(), 100);
     hints.refused('s1', 100);
     expect(hints.take(with_(), 99 + AFTER_REFUSED_S)).toBeNull();
     expect(hints.take(with_(), 100 + AFTER_REFUSED_S)?.session.id).toBe('s1');
   });
 
-  it('does not undo what the user did: memory sent out stays out until they come again', () => {
+  it('does not undo what the user did: memory that they moved out stays out until they come back', () => {
     hints.look(with_({ state: 'idle' }));
     hints.look(with_({ state: 'paging-out' }));
     hints.look(with_());
@@ -89,7 +89,7 @@ describe('a hint', () => {
     expect(hints.take(with_(), 103)?.session.id).toBe('s1');
   });
 
-  it('brings back what had to make room for others', () => {
+  it('brings back memory that had to make room for others', () => {
     hints.look(with_({ state: 'idle' }));
     hints.look(with_({ state: 'paging-out' }, { queue: [waits('s2')] }));
     hints.look(with_({}, { holders: ['s2'] }));
@@ -97,14 +97,14 @@ describe('a hint', () => {
     expect(hints.take(with_(), 105)?.session.id).toBe('s1');
   });
 
-  it('for one session does not hold back that of another', () => {
+  it('for one session does not delay the hint of another', () => {
     hints.take(with_(), 100);
     const out = session({ id: 's3', state: 'paged-out' });
     hints.intend('k-s3', 101);
     expect(hints.take(state([gpu({ sessions: [out] })]), 101)?.session.id).toBe('s3');
   });
 
-  it('says what could come back without looking at who asks', () => {
+  it('knows what could come back without regard to users', () => {
     const place = with_().gpus[0];
     expect(place && couldComeBack({ gpu: place, session: session({ state: 'paged-out' }) })).toBe(
       true

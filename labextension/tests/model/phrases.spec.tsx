@@ -34,7 +34,7 @@ interface ICase {
 const CASES = JSON.parse(readFileSync('../tests/support/surface_words.json', 'utf-8')) as ICase[];
 const after = (seconds?: number | null) => (typeof seconds === 'number' ? NOW + seconds : null);
 
-/** As the server shapes it: kiwi_jupyter/server_ext/to_rest.py. */
+/** Makes a GPU as kiwi_jupyter/server_ext/to_rest.py does. */
 function gpuOf({ gpu: { holders, serialised, queue, gauges }, sessions }: ICase): IGpu {
   const plain = gpu();
   return gpu({
@@ -55,7 +55,7 @@ function gpuOf({ gpu: { holders, serialised, queue, gauges }, sessions }: ICase)
 
 afterEach(cleanup);
 
-describe('the words of every surface', () => {
+describe('the texts of every surface', () => {
   it.each(CASES)('$about', one => {
     const shared = gpuOf(one);
     const store = new StillStore(state([shared]));

@@ -26,14 +26,14 @@ describe('the reducer', () => {
     expect(reduce(state([], { seq: 99 }), { type: 'snapshot', ...whole })).toEqual(whole);
   });
 
-  it('asks anew where something is missing', () => {
+  it('asks for the whole state if a message is missing', () => {
     expect(reduce(null, delta({}))).toBe(GAP);
     expect(reduce(state(), delta({ seq: 7 }))).toBe(GAP);
     expect(reduce(state(), { type: 'heartbeat', seq: 6, now: 1 })).toBe(GAP);
     expect(reduce(null, { type: 'heartbeat', seq: 5, now: 1 })).toBe(GAP);
   });
 
-  it('drops what it has seen, and hears nothing new in a heartbeat', () => {
+  it('drops messages that it has seen, and changes nothing after a heartbeat', () => {
     const before = state();
     expect(reduce(before, delta({ seq: 5 }))).toBe(before);
     expect(reduce(before, { type: 'heartbeat', seq: 5, now: 2 })).toBe(before);
@@ -97,7 +97,7 @@ describe('the reducer', () => {
     ]);
   });
 
-  it('asks anew for a GPU that it knows nothing of', () => {
+  it('asks for the whole state after a change of an unknown GPU', () => {
     expect(reduce(state(), delta({ gpus: { 'GPU-9': { set: { holders: [] } } } }))).toBe(GAP);
   });
 });

@@ -44,7 +44,7 @@ async function failure(promise: Promise<unknown>): Promise<KiwiRestError> {
 }
 
 describe('the REST interface', () => {
-  it('is asked where it is', async () => {
+  it('is requested at its address', async () => {
     const { rest: it_, calls } = rest(({ url }) =>
       json(url.endsWith('/story') ? { lines: [{ ago_s: 1, text: 'x' }] } : state())
     );
@@ -70,7 +70,7 @@ describe('the REST interface', () => {
     ]);
   });
 
-  it('tells what the server says in its own words', async () => {
+  it('reports errors in the server’s words', async () => {
     const said = { code: 'in-burst', message: 'It runs.', remedy: 'Interrupt it first.' };
     const error = await failure(rest(() => json(said, 409)).rest.release('g', 's'));
     expect(error.message).toBe('It runs. Interrupt it first.');
@@ -89,18 +89,18 @@ describe('the REST interface', () => {
     expect(error.message).not.toBe('');
   });
 
-  it('does not take a page for an answer', async () => {
+  it('does not accept an HTML page as an answer', async () => {
     const error = await failure(rest(() => new Response('<html>login')).rest.status());
     expect(error.problem.code).toBe('bad-answer');
   });
 
-  it('tells silence', async () => {
+  it('reports that the server does not answer', async () => {
     const error = await failure(rest(() => Promise.reject(new TypeError('fetch'))).rest.status());
     expect(error.problem.code).toBe('no-answer');
     expect(error.status).toBe(0);
   });
 
-  it('goes on in the stream where it was', () => {
+  it('continues the stream from the last position', () => {
     const plain = rest(() => json({})).rest;
     expect(plain.streamUrl(null)).toBe('ws://host/base/kiwi/api/events');
     expect(plain.streamUrl({ epoch: 'a b', seq: 7 })).toBe(
@@ -133,7 +133,7 @@ describe('actions', () => {
     expect(again).toBe(1);
   });
 
-  it('do not connect again where the server is away', async () => {
+  it('do not reconnect if the server does not answer', async () => {
     const it_ = rest(() => Promise.reject(new TypeError('fetch'))).rest;
     let again = 0;
     const actions = new KiwiActions(

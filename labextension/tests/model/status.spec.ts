@@ -22,7 +22,7 @@ const withOwn = (fields: Parameters<typeof session>[0], more: Partial<IGpu> = {}
   gpu({ sessions: [session(fields), session({ id: 's2', mine: false })], ...more });
 
 describe('the status bar says', () => {
-  it('nothing where nothing is known or there is no GPU', () => {
+  it('nothing if nothing is known or there is no GPU', () => {
     expect(statusOf(new KiwiStore())).toBeNull();
     expect(status([])).toBeNull();
   });
@@ -39,7 +39,7 @@ describe('the status bar says', () => {
     expect(said?.ticks).toBe(true);
   });
 
-  it('only the place where nobody can tell the wait', () => {
+  it('only the place if the wait is unknown', () => {
     const queue = [waits('s1')];
     expect(text([withOwn({ state: 'waiting' }, { queue })])).toBe('GPU: 1st');
   });
@@ -49,7 +49,7 @@ describe('the status bar says', () => {
     expect(text([withOwn({ state: 'waiting' }, { queue })])).toBe('GPU: 1st, any moment');
   });
 
-  it('that it was suspended', () => {
+  it('that the notebook is suspended', () => {
     const queue = [waits('s1', { expected_at: 1030 })];
     const said = status([withOwn({ state: 'suspended' }, { queue, holders: ['s2'] })]);
     expect(said?.text).toBe('GPU: 1st, about 30 s');
@@ -67,12 +67,12 @@ describe('the status bar says', () => {
     expect(text([withOwn(own)])).toBe(expected);
   });
 
-  it('how much is out', () => {
+  it('how much memory is paged out', () => {
     const own = { state: 'paged-out', resident_bytes: 0, paged_out_bytes: 3 * GIB } as const;
     expect(status([withOwn(own)])?.label).toContain('3 GiB of s1.ipynb');
   });
 
-  it('GPU: busy or in use while others have it', () => {
+  it('GPU: busy or GPU: in use while others have it', () => {
     expect(text([withOwn({}, { holders: ['s2'] })])).toBe('GPU: busy');
     const scheduler = { ...gpu().scheduler, serialised: false };
     expect(text([withOwn({}, { holders: ['s2'], scheduler })])).toBe('GPU: in use');
@@ -84,12 +84,12 @@ describe('the status bar says', () => {
     expect(text([busy], null)).toBe('GPU: busy');
   });
 
-  it('never another user’s session as one’s own', () => {
+  it('never another user’s session as the reader’s own', () => {
     const theirs = session({ mine: false, state: 'running' });
     expect(text([gpu({ sessions: [theirs], holders: ['s1'] })])).toBe('GPU: busy');
   });
 
-  it('GPU: unknown where nobody answers', () => {
+  it('GPU: unknown if no daemon answers', () => {
     expect(text([withOwn({}, { reachable: false })])).toBe('GPU: unknown');
     expect(text([gpu({ reachable: false })], null)).toBe('GPU: unknown');
     expect(text([withOwn({})], 'k-s1', 'lost' as never)).toBe('GPU: unknown');

@@ -34,7 +34,7 @@ describe('the store', () => {
     expect(changes).toBe(1);
   });
 
-  it('says when a wait ends, and never later without a reason', () => {
+  it('says when a wait ends, and makes that later only with a reason', () => {
     expect(store.expected('s1')?.at).toBe(1030);
     expect(store.expected('nobody')).toBeNull();
     store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: queued(1080) } } } }));
@@ -43,13 +43,13 @@ describe('the store', () => {
     expect(store.expected('s1')?.at).toBe(1020);
   });
 
-  it('takes a later wait of the same notebook for another one', () => {
+  it('treats a later wait of the same notebook as another wait', () => {
     const queue = [waits('s1', { expected_at: 1080, waiting_since: 1020 })];
     store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
     expect(store.expected('s1')?.at).toBe(1080);
   });
 
-  it('says the likely range, and why it is longer than it was', () => {
+  it('says the likely range, and why it has become longer', () => {
     const queue = [
       waits('s1', {
         expected_at: 1029,
@@ -74,7 +74,7 @@ describe('the store', () => {
     expect(store.expected('s1')).toBeNull();
   });
 
-  it('is quiet while only time passes', () => {
+  it('emits nothing while only time passes', () => {
     store.hear({ type: 'heartbeat', seq: 5, now: 1010 });
     store.currentKernel = null;
     store.setConnection('live');
@@ -82,7 +82,7 @@ describe('the store', () => {
     expect(changes).toBe(2); // the snapshot, and being live
   });
 
-  it('goes on from where it was, unless something was missed', () => {
+  it('continues from the last position unless a message was missed', () => {
     expect(store.seen).toMatchObject({ epoch: 'e', seq: 5 });
     expect(store.hear(delta(8, {}))).toBe(false);
     store.forget();
@@ -92,7 +92,7 @@ describe('the store', () => {
     expect(store.seen).toMatchObject({ epoch: 'f', seq: 8 });
   });
 
-  it('shows why there is nothing to show', () => {
+  it('says why there is nothing to show', () => {
     store.setProblem({ code: 'no-extension', message: 'a', remedy: 'b' });
     expect(store.state?.server.problem?.code).toBe('no-extension');
     expect(store.state?.gpus).toEqual([]);

@@ -134,7 +134,7 @@ describe('the stream', () => {
     expect(host.asked).toBe(0);
   });
 
-  it('takes silence for a broken connection, heartbeats for a good one', async () => {
+  it('treats a silent connection as broken, but not one with heartbeats', async () => {
     stream.start();
     host.socket.say(SNAPSHOT);
     for (let time = 0; time < 10; time += 1) {
@@ -148,7 +148,7 @@ describe('the stream', () => {
     expect(host.sockets).toHaveLength(2);
   });
 
-  it('begins anew after a gap', () => {
+  it('begins again after a gap', () => {
     stream.start();
     host.gap = true;
     const first = host.socket;
@@ -158,7 +158,7 @@ describe('the stream', () => {
     expect(host.sockets).toHaveLength(2);
   });
 
-  it('asks over REST where WebSockets are blocked, and tries them again now and then', async () => {
+  it('asks over REST if WebSockets are blocked, and tries WebSockets again now and then', async () => {
     host.answer = () => Promise.resolve(state());
     stream.start();
     for (let time = 0; time < DEAD_SOCKETS; time += 1) {
@@ -178,7 +178,7 @@ describe('the stream', () => {
     expect(host.asked).toBe(POLLS_PER_TRY);
   });
 
-  it('waits ever longer while the server is away, but never too long', async () => {
+  it('makes ever longer pauses while the server is away, up to a limit', async () => {
     stream.start();
     for (let round = 0; round < 14; round += 1) {
       host.socket.breaks();
@@ -193,7 +193,7 @@ describe('the stream', () => {
     expect(host.sockets).toHaveLength(before + 1);
   });
 
-  it('says when the server refuses', async () => {
+  it('reports that the server refuses', async () => {
     const error = new KiwiRestError({ code: 'no-extension', message: 'a', remedy: 'b' }, 404);
     host.answer = () => Promise.reject(error);
     stream.start();
@@ -205,7 +205,7 @@ describe('the stream', () => {
     expect(host.connections).toEqual([]);
   });
 
-  it('tries at once when told to', async () => {
+  it('tries at once on request', async () => {
     stream.start();
     for (let round = 0; round < 6; round += 1) {
       host.socket.breaks();
@@ -220,7 +220,7 @@ describe('the stream', () => {
     expect(host.sockets).toHaveLength(before + 1);
   });
 
-  it('costs nothing while nobody can see it, and goes on when somebody can', async () => {
+  it('does nothing while the page is hidden, and continues when it is visible', async () => {
     stream.start();
     host.socket.say(SNAPSHOT);
     show(false);
@@ -236,7 +236,7 @@ describe('the stream', () => {
     expect(host.sockets).toHaveLength(2);
   });
 
-  it('keeps its connection through a moment of being hidden', async () => {
+  it('keeps its connection while the page is hidden for a moment', async () => {
     stream.start();
     host.socket.say(SNAPSHOT);
     show(false);
@@ -247,7 +247,7 @@ describe('the stream', () => {
     expect(host.sockets).toHaveLength(1);
   });
 
-  it('begins only when the page is seen', () => {
+  it('begins only when the page is visible', () => {
     show(false);
     stream.start();
     expect(host.sockets).toHaveLength(0);
@@ -255,7 +255,7 @@ describe('the stream', () => {
     expect(host.sockets).toHaveLength(1);
   });
 
-  it('goes on listening while hidden where it is to notify', async () => {
+  it('goes on listening while hidden if it has to notify', async () => {
     host.hidden = true;
     stream.start();
     host.socket.say(SNAPSHOT);
@@ -268,7 +268,7 @@ describe('the stream', () => {
     expect(host.socket.closed).toBe(true);
   });
 
-  it('does not hear an answer that comes after it stopped', async () => {
+  it('ignores an answer that comes after it stopped', async () => {
     let settle: (whole: IState) => void = () => undefined;
     host.answer = () => new Promise(resolve => (settle = resolve));
     stream.start();

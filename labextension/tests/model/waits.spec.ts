@@ -10,7 +10,7 @@ const at = (now: number, fields: Partial<ISession>, more: Partial<IGpu> = {}) =>
 describe('waits', () => {
   const waiting = at(1010, { state: 'waiting' }, { queue: [waits('s1', { waiting_since: 1000 })] });
 
-  it('end when the GPU is granted, and are told once', () => {
+  it('end when the GPU is granted, and are reported once', () => {
     const seen = new Waits();
     expect(seen.look(waiting)).toEqual([]);
     const granted = at(1040, { state: 'running' }, { holders: ['s1'] });
@@ -28,21 +28,21 @@ describe('waits', () => {
     expect(seen.look(granted)[0]?.waited_s).toBe(60);
   });
 
-  it('that were given up are none', () => {
+  it('that were given up are not reported', () => {
     const seen = new Waits();
     seen.look(waiting);
     expect(seen.look(at(1020, { state: 'idle' }))).toEqual([]);
     expect(seen.look(at(1030, { state: 'running' }, { holders: ['s1'] }))).toEqual([]);
   });
 
-  it('of others are nobody’s business', () => {
+  it('of other users are not reported', () => {
     const seen = new Waits();
     const theirs = { mine: false };
     seen.look(at(1010, theirs, { queue: [waits('s1')] }));
     expect(seen.look(at(1050, theirs, { holders: ['s1'] }))).toEqual([]);
   });
 
-  it('bear that nothing is known', () => {
+  it('are handled when nothing is known', () => {
     expect(new Waits().look(null)).toEqual([]);
   });
 });

@@ -7,7 +7,7 @@ const sum = (shares: readonly { share: number }[]) =>
   shares.reduce((total, each) => total + each.share, 0);
 
 describe('memory', () => {
-  it('fills the GPU with notebooks by size, what is outside, and what is free', () => {
+  it('divides the GPU into notebooks by size, programs outside Kiwi, and free memory', () => {
     const bar = gpuBar(
       gpu({
         sessions: [
@@ -51,7 +51,7 @@ describe('memory', () => {
     ]);
   });
 
-  it('draws many small ones as one, and loses none of their bytes', () => {
+  it('draws many small notebooks as one, and loses none of their bytes', () => {
     const sessions = Array.from({ length: 50 }, (_, index) =>
       session(`n${index}`, { resident_bytes: (1 + index) * 1024 })
     );
@@ -61,7 +61,7 @@ describe('memory', () => {
     expect(bar.segments.reduce((total, each) => total + each.bytes, 0)).toBe(80 * GIB);
   });
 
-  it('shows what is paged out against the budget, and nothing where nothing is', () => {
+  it('shows paged-out memory against the budget, and nothing if there is none', () => {
     expect(hostBar(gpu())).toBeNull();
     const out = session('a', { paged_out_bytes: 48 * GIB });
     const bar = hostBar(gpu({ sessions: [out] }));
@@ -69,7 +69,7 @@ describe('memory', () => {
     expect(bar?.segments[0]?.share).toBeCloseTo(0.25);
   });
 
-  it('names programs outside Kiwi as far as it may, and gathers the rest', () => {
+  it('names the programs outside Kiwi whose names are known, and sums up the rest', () => {
     const memory = { ...gpu().memory, outside_bytes: 20 * GIB, free_bytes: 60 * GIB };
     const program = (pid: number, used_bytes: number) => ({
       pid,
@@ -92,7 +92,7 @@ describe('memory', () => {
     );
   });
 
-  it('shows the RAM of own notebooks beside what of it is paged out', () => {
+  it('shows the RAM of own notebooks beside their paged-out memory', () => {
     const out = session('a', { paged_out_bytes: 48 * GIB, ram_bytes: 50 * GIB });
     const bar = hostBar(gpu({ sessions: [out, session('b', { ram_bytes: GIB })] }));
     expect(bar?.columns).toEqual(['paged out', 'RAM']);
@@ -107,7 +107,7 @@ describe('memory', () => {
     expect(idle?.segments).toHaveLength(1);
   });
 
-  it('never draws more than the whole, whatever it is told', () => {
+  it('never draws more than the whole, whatever the figures are', () => {
     const memory = { ...gpu().memory, total_bytes: 0, free_bytes: -5, host_budget_bytes: 0 };
     const sessions = [session('a', { resident_bytes: GIB, paged_out_bytes: GIB })];
     for (const bar of [gpuBar(gpu({ sessions, memory })), hostBar(gpu({ sessions, memory }))]) {

@@ -24,7 +24,7 @@ describe('my wait', () => {
     expect(wait.details[0]).toBe('2nd of 2');
   });
 
-  it('is about the notebook in front, also when another one of mine is more pressing', () => {
+  it('is about the notebook in front, even if another own one is more pressing', () => {
     const sessions = [session('a', { state: 'waiting' }), session('b')];
     const queue = [waits('a', 1, 10)];
     expect(myWait(gpu({ sessions, queue }), 'kernel-b').session?.id).toBe('b');
@@ -34,7 +34,7 @@ describe('my wait', () => {
     expect(myWait(gpu({ sessions, queue }), null).session?.id).toBe('a');
   });
 
-  it('of several that wait is about the one that comes first', () => {
+  it('is about the first of several waiting notebooks', () => {
     const sessions = [session('a', { state: 'waiting' }), session('b', { state: 'suspended' })];
     const queue = [waits('b', 1, 10), waits('a', 2, 20)];
     expect(myWait(gpu({ sessions, queue }), null).session?.id).toBe('b');
@@ -65,7 +65,7 @@ describe('my wait', () => {
     );
   });
 
-  it('that is held up by something wrong counts nothing down and says what is wrong', () => {
+  it('counts nothing down if a fault holds it up, and names the fault', () => {
     const sessions = [session('a', { state: 'waiting', problem_text: 'No room in RAM.' })];
     const blocked = { ...waits('a', 1, null), blocked: true };
     const wait = myWait(gpu({ sessions, queue: [blocked] }), null);
@@ -73,7 +73,7 @@ describe('my wait', () => {
     expect(wait.details).toEqual(['No room in RAM.', '1st of 1.']);
   });
 
-  it('is yours with the GPU, alone or beside others', () => {
+  it('says that the GPU is yours, alone or beside others', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const alone = myWait(gpu({ sessions: [a], holders: ['a'] }), null);
     expect(alone).toMatchObject({ headline: 'Yours', tone: 'yours', holds: true });
@@ -83,7 +83,7 @@ describe('my wait', () => {
     expect(both.details).toEqual([]);
   });
 
-  it('says where memory is when it is not in the GPU', () => {
+  it('says where the memory is if it is not in the GPU', () => {
     const out = session('a', { state: 'paged-out', paged_out_bytes: 2 * GIB });
     expect(myWait(gpu({ sessions: [out] }), null)).toMatchObject({
       headline: 'Paged out',
@@ -96,7 +96,7 @@ describe('my wait', () => {
     });
   });
 
-  it('is free where nobody is in the way, and tells what is wrong all the same', () => {
+  it('says that the GPU is free if nobody is in the way, and also names faults', () => {
     expect(myWait(gpu(), null)).toMatchObject({ headline: 'Free', session: null });
     const refused = session('a', { problem: 'page-out-refused', problem_text: 'Could not move.' });
     expect(myWait(gpu({ sessions: [refused] }), null).details).toEqual([
@@ -105,14 +105,14 @@ describe('my wait', () => {
     ]);
   });
 
-  it('of a notebook without a gate, or one that is stopped, says so after its state', () => {
+  it('says after the state that a notebook has no gate or is stopped', () => {
     const bare = session('a', { guarded: false, unguarded_text: 'No gate. Restart.' });
     expect(myWait(gpu({ sessions: [bare] }), 'kernel-a').details).toContain('No gate. Restart.');
     const stopped = session('a', { stopped: 'stopped by Ctrl-Z' });
     expect(myWait(gpu({ sessions: [stopped] }), 'kernel-a').details).toContain('stopped by Ctrl-Z');
   });
 
-  it('promises nothing when it is only what was known last', () => {
+  it('promises nothing if it shows the last known state', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const wait = noNews(myWait(gpu({ sessions: [a], holders: ['a'] }), null));
     expect(wait).toMatchObject({ headline: 'No news', counts: false, holds: false });

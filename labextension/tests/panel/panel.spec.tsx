@@ -72,7 +72,7 @@ describe('the panel', () => {
     complain.mockRestore();
   });
 
-  it('counts the wait and the turn down by itself', () => {
+  it('counts down the wait and the turn by itself', () => {
     const store = new StillStore(waiting(), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('about 62 s');
@@ -82,7 +82,7 @@ describe('the panel', () => {
     expect(hook('holder').textContent).toContain('at most 19 s more');
   });
 
-  it('says so when nobody can tell how long', () => {
+  it('says that the length of the wait is unknown', () => {
     const store = new StillStore(waiting(null), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('Waiting');
@@ -103,7 +103,7 @@ describe('the panel', () => {
     expect(hook('announcer').textContent).toBe('b.ipynb: your turn on GPU 0.');
   });
 
-  it('does nothing while it is not on the screen, and is up to date when it is again', () => {
+  it('does nothing while it is hidden, and is up to date when it is visible again', () => {
     const store = new StillStore(waiting(), 'live', 'kernel-b');
     const panel = (shown: boolean) => (
       <OnScreen.Provider value={shown}>
@@ -119,7 +119,7 @@ describe('the panel', () => {
     expect(hook('my-wait').textContent).toContain('Free');
   });
 
-  it('opens the notebook whose name is clicked, and only own ones', () => {
+  it('opens the notebook whose name is clicked, if it is the reader’s own', () => {
     const does = actions();
     const sessions = [session('a'), session('x', { mine: false })];
     render(<KiwiPanel store={new StillStore(state([gpu({ sessions })]))} actions={does} />);
@@ -144,7 +144,7 @@ describe('the panel', () => {
     expect(hooks('problem')).toHaveLength(0);
   });
 
-  it('draws the timeline on as time passes, and stops where nobody knows what goes on', () => {
+  it('continues the timeline as time passes, and stops if the state is unknown', () => {
     const store = new StillStore(waiting(), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     const width = () => hook('span').querySelector('rect')?.getAttribute('width');
@@ -156,7 +156,7 @@ describe('the panel', () => {
     expect(width()).toBe('5%');
   });
 
-  it('moves nothing by itself for those who want no motion, but draws what is new', () => {
+  it('moves nothing by itself with reduced motion, but draws what is new', () => {
     vi.stubGlobal('matchMedia', (query: string) => ({ matches: query.includes('reduce') }));
     const store = new StillStore(waiting(), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
@@ -196,7 +196,7 @@ describe('the panel', () => {
     expect(buttons.map(button => button.tabIndex)).toEqual([-1, -1, 0]);
   });
 
-  it('lets own cells that have not begun leave the queue, each from one place', async () => {
+  it('lets own cells that have not begun leave the queue, each by one button', async () => {
     const sessions = [
       session('a', { state: 'waiting' }),
       session('b', { state: 'waiting' }),
@@ -218,8 +218,8 @@ describe('the panel', () => {
   });
 });
 
-describe('the line', () => {
-  it('shows the first places and own ones; the others are folded away', () => {
+describe('the queue', () => {
+  it('shows the first places and own ones; the others are collapsed', () => {
     const story = STORIES['crowd'];
     const store = new StillStore(story?.state ?? null, 'live');
     render(<KiwiPanel store={store} actions={actions()} />);
@@ -228,7 +228,7 @@ describe('the line', () => {
     expect(screen.getByText('3 more wait')).toBeTruthy();
   });
 
-  it('says of each move once whose memory it is', () => {
+  it('says once for each move whose memory moves', () => {
     const story = STORIES['mid-swap'];
     const store = new StillStore(story?.state ?? null, 'live', 'kernel-explore');
     render(<KiwiPanel store={store} actions={actions()} />);
@@ -251,8 +251,8 @@ describe('the line', () => {
   });
 });
 
-describe('a daemon that is away', () => {
-  it('is waited for calmly, and then it is said what to do', () => {
+describe('a missing daemon', () => {
+  it('gives a plain notice at first, and later says what to do', () => {
     const away = state([{ ...gpu(), reachable: false }]);
     const store = new StillStore(away);
     render(<KiwiPanel store={store} actions={actions()} />);
@@ -267,7 +267,7 @@ describe('a daemon that is away', () => {
     expect(hook('problem').dataset['code']).toBe('daemon-away');
   });
 
-  it('is no matter where there is no GPU at all: a quiet remark', () => {
+  it('gives only a remark on a machine without a GPU', () => {
     const story = STORIES['no-gpu'];
     render(<KiwiPanel store={new StillStore(story?.state ?? null)} actions={actions()} />);
     expect(hook('problem').className).toContain('jp-mod-quiet');
@@ -276,7 +276,7 @@ describe('a daemon that is away', () => {
 });
 
 describe('what happened', () => {
-  it('is told in words, the latest first, and goes on by the second', () => {
+  it('is listed in words, the latest first, and updated each second', () => {
     const story = STORIES['two-waiting'];
     const store = new StillStore(story?.state ?? null, 'live', 'kernel-explore');
     render(<KiwiPanel store={store} actions={actions()} />);
@@ -312,7 +312,7 @@ describe('settings', () => {
     expect(hooks('apply')).toHaveLength(0);
   });
 
-  it('that are touched while others are on their way are kept', async () => {
+  it('that are changed while others are being sent are kept', async () => {
     const does = actions();
     show(does);
     type('10');
@@ -328,7 +328,7 @@ describe('settings', () => {
     ]);
   });
 
-  it('that cannot be are not sent', () => {
+  it('with invalid values are not sent', () => {
     const does = actions();
     show(does);
     type('0');
@@ -341,7 +341,7 @@ describe('settings', () => {
     expect(hook('tq').getAttribute('aria-describedby')).toBe(said.id);
   });
 
-  it('that were refused say why, and stay as typed', async () => {
+  it('that were refused show the reason, and stay as typed', async () => {
     const does = actions();
     does.set.mockRejectedValueOnce(new Error('You may not change this. Ask the owner.'));
     show(does);
@@ -352,7 +352,7 @@ describe('settings', () => {
     expect((hook('mode') as HTMLSelectElement).value).toBe('off');
   });
 
-  it('have a policy that is explained before it is applied', async () => {
+  it('explain a policy before it is applied', async () => {
     const does = actions();
     const store = show(does);
     const policy = hook('policy') as HTMLSelectElement;
@@ -373,13 +373,13 @@ describe('settings', () => {
     expect(hooks('apply')).toHaveLength(0);
   });
 
-  it('have no policy to choose where the daemon says of none', () => {
+  it('offer no policy if the daemon reports none', () => {
     show(actions(), { policies: [] });
     expect(hooks('policy')).toHaveLength(0);
     expect(hooks('mode')).toHaveLength(1);
   });
 
-  it('follow what others set, while they are not being changed', () => {
+  it('follow what others set, unless the user is changing them', () => {
     const store = show(actions());
     const set = (tq_s: number) =>
       act(() => store.become({ state: state([gpu({ scheduler: { ...gpu().scheduler, tq_s } })]) }));
@@ -390,7 +390,7 @@ describe('settings', () => {
     expect((hook('tq') as HTMLInputElement).value).toBe('7');
   });
 
-  it('are text for those who may not change them', () => {
+  it('are plain text for users who may not change them', () => {
     show(actions(), { may_set: false });
     expect([...hooks('tq'), ...hooks('policy')]).toHaveLength(0);
     expect(screen.getByText(/Turns last 30 s.*whole turn/)).toBeTruthy();
@@ -424,7 +424,7 @@ describe('releasing memory', () => {
 });
 
 describe('problems', () => {
-  it('say what to do, with a way to try again', async () => {
+  it('say what to do, with a button to try again', async () => {
     const does = actions();
     does.retry.mockRejectedValueOnce(new Error('Still no daemon.'));
     const problem = { code: 'start-failed', message: 'No daemon.', remedy: 'Run `kiwi doctor`.' };
@@ -435,7 +435,7 @@ describe('problems', () => {
     expect(hook('problem').textContent).toContain('Still no daemon.');
   });
 
-  it('offer no second try where it would lead to nothing', () => {
+  it('have no button to try again if that would be useless', () => {
     const problem = { code: 'disabled', message: 'Kiwi is switched off here.', remedy: '' };
     render(<KiwiPanel store={new StillStore(state([gpu()], problem))} actions={actions()} />);
     expect(hook('problem').textContent).toContain('switched off');

@@ -10,7 +10,7 @@ const two = { sessions: [a, b] };
 const HOUR_S = 3600;
 
 describe('timeline', () => {
-  it('puts spans where they were, "now" at the right edge', () => {
+  it('puts spans at their times, "now" at the right edge', () => {
     const history = [did(a, 'held', 240, 120), did(b, 'waited', 60, null)];
     const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     expect(rows.map(row => row.session)).toEqual(['a', 'b']);
@@ -25,14 +25,14 @@ describe('timeline', () => {
     expect(rows[0]?.spans[0]).toMatchObject({ x: 0, width: 50 });
   });
 
-  it('lets what goes on grow as time passes', () => {
+  it('lets open spans grow as time passes', () => {
     const state = gpu({ ...two, history: [did(a, 'held', 60, null)] });
     const width = (now: number) => timeline(state, now, 300, HOUR_S).rows[0]?.spans[0]?.width;
     expect(width(NOW)).toBeCloseTo(20);
     expect(width(NOW + 60)).toBeCloseTo(40);
   });
 
-  it('does not lose a short turn, also not at the right edge', () => {
+  it('does not lose a short turn, not even at the right edge', () => {
     const history = [did(a, 'held', 100, 99.9), did(b, 'held', 0.01, null)];
     const { rows } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
     for (const row of rows) {
@@ -53,7 +53,7 @@ describe('timeline', () => {
     expect(rows[1]?.spans).toHaveLength(200);
   });
 
-  it('tells half an hour by shares of each half minute', () => {
+  it('shows half an hour as shares of each half minute', () => {
     const at = Math.floor((NOW - 900) / 30) * 30;
     const ago = NOW - at;
     const history = [
@@ -76,7 +76,7 @@ describe('timeline', () => {
     expect(key).toEqual(['held', 'waited', 'share']);
   });
 
-  it('never fills a column by more than the whole, and is full while somebody computes', () => {
+  it('never fills a column by more than the whole, and fills it while somebody computes', () => {
     const history = [did(a, 'held', 1700, null), did(a, 'waited', 100, null)];
     const { rows } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
     for (const span of rows[0]?.spans ?? []) {
@@ -87,7 +87,7 @@ describe('timeline', () => {
     expect((last?.x ?? 0) + (last?.width ?? 0)).toBeCloseTo(100);
   });
 
-  it('gathers moves of half an hour that are close to each other', () => {
+  it('joins moves that are close to each other in half an hour', () => {
     const begin = Math.floor((NOW - 900) / 120) * 120;
     const ago = NOW - begin;
     const history = [
@@ -106,7 +106,7 @@ describe('timeline', () => {
     expect(key).toEqual(['out', 'in', 'failed']);
   });
 
-  it('explains every mark that it has', () => {
+  it('explains every mark in the picture', () => {
     const history = [did(a, 'held', 100, 70), did(b, 'suspended', 60, null)];
     const keyOf = (zoom_s: 300 | 1800, history_s: number) =>
       timeline(gpu({ ...two, history }), NOW, zoom_s, history_s).key;
@@ -114,7 +114,7 @@ describe('timeline', () => {
     expect(keyOf(1800, 600)).toEqual(['held', 'suspended', 'share', 'unrecorded']);
   });
 
-  it('marks moves of memory where they were, with their speed', () => {
+  it('marks moves of memory at their times, with their speed', () => {
     const history = [moved(a, 'out', 150, 12), moved(a, 'in', 30, 6, { ok: false })];
     const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     const [out, failed] = rows[0]?.marks ?? [];
@@ -125,7 +125,7 @@ describe('timeline', () => {
     expect(failed?.title).toContain('could not move its memory');
   });
 
-  it('does not call a move failed that is still under way', () => {
+  it('does not show a move under way as failed', () => {
     const history = [did(a, 'out', 2, null, { ok: false })];
     const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     expect(rows[0]?.marks[0]).toMatchObject({ ok: true });
@@ -148,7 +148,7 @@ describe('timeline', () => {
     );
   });
 
-  it('keeps a row for those who ended, by the name that they had', () => {
+  it('keeps a row for ended sessions, under their names', () => {
     const gone = session('gone');
     const { rows } = timeline(
       gpu({ ...two, history: [did(gone, 'held', 9, 3)] }),
@@ -159,7 +159,7 @@ describe('timeline', () => {
     expect(rows[0]).toMatchObject({ name: 'gone.ipynb', mine: false });
   });
 
-  it('has one row for a notebook whose kernel was restarted, or started anew', () => {
+  it('has one row for a notebook whose kernel was restarted, or ended and started again', () => {
     const now = session('now', { name: 'train.ipynb', path: 'work/train.ipynb' });
     const restarted = { ...now, id: 'restarted' };
     const history = [
@@ -178,7 +178,7 @@ describe('timeline', () => {
     expect(between.rows).toMatchObject([{ session: 'restarted', name: 'train.ipynb' }]);
   });
 
-  it('does not take notebooks of one name, or two other users, for the same', () => {
+  it('keeps notebooks of the same name, and two other users, apart', () => {
     const here = session('here', { name: 'a.ipynb', path: 'here/a.ipynb' });
     const there = session('there', { name: 'a.ipynb', path: 'there/a.ipynb' });
     const history = [
@@ -192,7 +192,7 @@ describe('timeline', () => {
     expect(rows.map(row => row.session).sort()).toEqual(['here', 'one of them', 'there', 'x', 'y']);
   });
 
-  it('shows few rows of many: own ones and the latest, in the order in which they came', () => {
+  it('shows few rows of many: own ones and the latest, in order of arrival', () => {
     const many = Array.from({ length: 50 }, (_, index) =>
       session(`n${index}`, { mine: index < 5 })
     );
@@ -211,7 +211,7 @@ describe('timeline', () => {
     expect(labelled.every(tick => tick.x > 7 && tick.x < 82)).toBe(true);
   });
 
-  it('says which part of the time nobody recorded', () => {
+  it('says which part of the time is not recorded', () => {
     expect(timeline(gpu(), NOW, 1800, 300).unrecorded).toBeCloseTo(83.33, 1);
     expect(timeline(gpu(), NOW, 300, 300).unrecorded).toBe(0);
   });
@@ -220,7 +220,7 @@ describe('timeline', () => {
     expect([60, 300, 1800].map(zoom => redrawEvery_s(zoom as 60))).toEqual([1, 1, 6]);
   });
 
-  it('is a list, too: the latest first', () => {
+  it('is also a list, the latest first', () => {
     const history = [
       did(a, 'held', 100, 70),
       moved(b, 'in', 20, 12, { hinted: true, bytes_moved: 12 * GIB })
@@ -233,7 +233,7 @@ describe('timeline', () => {
     ]);
   });
 
-  it('tells short cells of one notebook as one line, and what goes on in whole seconds', () => {
+  it('lists short cells of one notebook as one line, and open spans in whole seconds', () => {
     const history = [
       did(a, 'held', 60, 58),
       did(a, 'held', 55, 50),

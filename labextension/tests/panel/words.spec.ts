@@ -36,13 +36,13 @@ describe('words', () => {
     ]);
   });
 
-  it('tell a speed only where there is one', () => {
+  it('give a speed only if it is known', () => {
     expect(formatSpeed(3e9, 2)).toBe('1.5 GB/s');
     expect(formatSpeed(4e7, 1)).toBe('0.04 GB/s');
     expect([formatSpeed(0, 2), formatSpeed(3e9, 0)]).toEqual(['', '']);
   });
 
-  it('count', () => {
+  it('use the plural for more than one', () => {
     expect([counted(1, 'notebook'), counted(3, 'notebook')]).toEqual(['1 notebook', '3 notebooks']);
   });
 });
@@ -50,7 +50,7 @@ describe('words', () => {
 describe('settings', () => {
   const now = gpu().scheduler;
 
-  it('refuse what the daemon would refuse, before it is sent', () => {
+  it('are refused before sending if the daemon would refuse them', () => {
     for (const good of ['0.1', '30', '12.5', ' 86400 ']) {
       expect(quantumError(good)).toBe('');
     }
@@ -59,7 +59,7 @@ describe('settings', () => {
     }
   });
 
-  it('send what was changed, and nothing where nothing was', () => {
+  it('send what was changed, and nothing if nothing was changed', () => {
     const chosen = settingsOf(now);
     expect(patchOf(now, chosen)).toBeNull();
     expect(patchOf(now, { ...chosen, quantum: '30.0' })).toBeNull();
@@ -70,12 +70,12 @@ describe('settings', () => {
     expect(patchOf(now, all)).toEqual(patch);
   });
 
-  it('explain every mode in words of its own', () => {
+  it('explain every mode', () => {
     expect(new Set(MODES.map(mode => mode.explanation)).size).toBe(3);
     expect(modeOf('always').label).toBe('Always');
   });
 
-  it('explain every policy in words of their own, and others in those of the daemon', () => {
+  it('explain every known policy, and others in the daemon’s words', () => {
     const policies = [...gpu().policies, { name: 'lottery', summary: 'the lucky one first' }];
     const known = policies.map(policy => policyOf(gpu({ policies }), policy.name));
     expect(known.map(policy => policy.label)).toEqual([
@@ -102,17 +102,17 @@ describe('announcements', () => {
   const held = state([gpu({ sessions: [at('a', { state: 'running' })], holders: ['a'] })]);
   const suspended = waiting(1, { state: 'suspended' });
 
-  it('tell the turn that was waited for', () => {
+  it('announce a turn after a wait', () => {
     expect(announcement(moments(waiting(1)), held)).toBe('a.ipynb: your turn on GPU 0.');
   });
 
-  it('are silent about a turn that came at once, and about places and numbers', () => {
+  it('say nothing about a turn without a wait, or about places and numbers', () => {
     expect(announcement(moments(free), held)).toBe('');
     expect(announcement(moments(waiting(2)), waiting(1))).toBe('');
     expect(announcement(moments(held), free)).toBe('');
   });
 
-  it('tell the begin of a wait, and a suspension', () => {
+  it('announce the beginning of a wait, and a suspension', () => {
     expect(announcement(moments(free), waiting(2))).toBe('a.ipynb waits for GPU 0, 2nd in line.');
     expect(announcement(moments(held), suspended)).toBe(
       'a.ipynb was suspended; it goes on by itself.'
@@ -120,12 +120,12 @@ describe('announcements', () => {
     expect(announcement(moments(suspended), waiting(1))).toBe('');
   });
 
-  it('tell what is wrong', () => {
+  it('announce faults', () => {
     const wrong = waiting(1, { problem_text: 'No room in RAM.' }, true);
     expect(announcement(moments(waiting(1)), wrong)).toBe('a.ipynb: No room in RAM.');
   });
 
-  it('say nothing about what was so when the panel opened, nor about others', () => {
+  it('say nothing about the state in which the panel opened, or about others', () => {
     expect(announcement(moments(null), waiting(1))).toBe('');
     const other = (changes: object) =>
       state([gpu({ sessions: [at('x', { mine: false, ...changes })], holders: ['x'] })]);

@@ -19,7 +19,7 @@ async function pass(store: StillStore, seconds: number): Promise<void> {
 }
 
 describe('what happened to a notebook', () => {
-  it('ages while it is looked at, and is read anew when something has changed', async () => {
+  it('ages while its dialog is open, and is read again when something has changed', async () => {
     const shown = state([gpu({ sessions: [session('a')] })]);
     const store = new StillStore(shown, 'live', 'kernel-a');
     const read = vi.fn(() => Promise.resolve<IStoryLine[]>([{ ago_s: 0.2, text: 'granted' }]));
@@ -40,7 +40,7 @@ describe('what happened to a notebook', () => {
     expect(read).toHaveBeenCalledTimes(1);
   });
 
-  it('keeps what is known where nothing can be read, and says where nothing happened', async () => {
+  it('keeps what is known if nothing can be read, and says that nothing happened', async () => {
     const store = new StillStore(state([gpu()]));
     const read = vi.fn(() => Promise.reject(new Error('Gone.')));
     const view = new StoryView(store, read, []);

@@ -27,7 +27,7 @@ afterEach(() => {
 });
 
 describe('the status-bar item', () => {
-  it('appears with the first GPU, is read out, and opens the panel', () => {
+  it('appears with the first GPU, has a label for screen readers, and opens the panel', () => {
     const store = new KiwiStore();
     let opened = 0;
     let appeared = 0;
@@ -76,7 +76,7 @@ describe('a tab', () => {
       dataset: { id: '7' }
     });
 
-  it('shows that its notebook waits, and nothing once it does not', () => {
+  it('shows that its notebook waits, and nothing otherwise', () => {
     const tab = title();
     markTab(tab, '2nd in line');
     expect(tab.className).toBe('mine jp-mod-kiwiWaiting');
@@ -110,7 +110,7 @@ describe('a notification', () => {
   };
   const wait = (waited_s: number) => ({ place: { gpu: gpu(), session: session() }, waited_s });
 
-  it('is worth it after a long wait that nobody watched', () => {
+  it('is worth showing after a long wait that the user did not watch', () => {
     const away = storeOf([gpu()], 'k-other');
     expect(isWorthIt(wait(30), { store: away, settings: settings({}) })).toBe(true);
     expect(isWorthIt(wait(29), { store: away, settings: settings({}) })).toBe(false);
@@ -119,44 +119,47 @@ describe('a notification', () => {
     expect(isWorthIt(wait(90), { store: watched, settings: settings({}) })).toBe(false);
   });
 
-  it('is off until somebody wants it', () => {
+  it('is off until the user switches it on', () => {
     expect(new KiwiSettings().get('notify')).toBe(false);
   });
 
-  it.each(['granted', 'default', 'denied'])('is shown if the browser lets us: %s', permission => {
-    const shown: Shown[] = [];
-    class Shown {
-      static permission = permission;
-      onclick?: () => void;
-      close = vi.fn();
-      constructor(
-        readonly title: string,
-        readonly options: NotificationOptions
-      ) {
-        shown.push(this);
+  it.each(['granted', 'default', 'denied'])(
+    'is shown if the browser permits it: %s',
+    permission => {
+      const shown: Shown[] = [];
+      class Shown {
+        static permission = permission;
+        onclick?: () => void;
+        close = vi.fn();
+        constructor(
+          readonly title: string,
+          readonly options: NotificationOptions
+        ) {
+          shown.push(this);
+        }
       }
+      vi.stubGlobal('Notification', Shown);
+      vi.spyOn(window, 'focus').mockImplementation(() => undefined);
+      const waiting = { sessions: [session({ state: 'waiting' as const })], queue: [waits('s1')] };
+      const store = storeOf([gpu(waiting)], 'k-other');
+      const open = vi.fn(() => Promise.resolve());
+      const kiwi = { store, actions: { open }, settings: settings({}) };
+      Object.assign(kiwi.settings, { changed: new Signal({}) });
+      const app = { commands: { addCommand: vi.fn() } };
+      void notifications.activate(app as never, kiwi as unknown as IKiwi, null as never);
+      store.hear({ type: 'snapshot', ...state([gpu(waiting)]) });
+      expect(shown).toEqual([]);
+      const has = gpu({ sessions: [session({ state: 'running' })], holders: ['s1'] });
+      store.hear({ type: 'snapshot', ...state([has], { now: 1042 }) });
+      expect(shown.map(each => each.title)).toEqual(
+        permission === 'granted' ? ['s1.ipynb has the GPU'] : []
+      );
+      shown[0]?.onclick?.();
+      expect(open).toHaveBeenCalledTimes(shown.length);
+      expect(shown.map(each => each.options.body)).toEqual(shown.map(() => 'It waited 42 s.'));
+      vi.unstubAllGlobals();
     }
-    vi.stubGlobal('Notification', Shown);
-    vi.spyOn(window, 'focus').mockImplementation(() => undefined);
-    const waiting = { sessions: [session({ state: 'waiting' as const })], queue: [waits('s1')] };
-    const store = storeOf([gpu(waiting)], 'k-other');
-    const open = vi.fn(() => Promise.resolve());
-    const kiwi = { store, actions: { open }, settings: settings({}) };
-    Object.assign(kiwi.settings, { changed: new Signal({}) });
-    const app = { commands: { addCommand: vi.fn() } };
-    void notifications.activate(app as never, kiwi as unknown as IKiwi, null as never);
-    store.hear({ type: 'snapshot', ...state([gpu(waiting)]) });
-    expect(shown).toEqual([]);
-    const has = gpu({ sessions: [session({ state: 'running' })], holders: ['s1'] });
-    store.hear({ type: 'snapshot', ...state([has], { now: 1042 }) });
-    expect(shown.map(each => each.title)).toEqual(
-      permission === 'granted' ? ['s1.ipynb has the GPU'] : []
-    );
-    shown[0]?.onclick?.();
-    expect(open).toHaveBeenCalledTimes(shown.length);
-    expect(shown.map(each => each.options.body)).toEqual(shown.map(() => 'It waited 42 s.'));
-    vi.unstubAllGlobals();
-  });
+  );
 });
 
 describe('moving memory out', () => {
@@ -198,12 +201,12 @@ describe('bringing back', () => {
     return { asked, store, widget };
   }
 
-  it('is asked for when the notebook comes to the front', () => {
+  it('is requested when the notebook comes to the front', () => {
     expect(running('k-s1').asked).toEqual(['s1']);
     expect(running('k-other').asked).toEqual([]);
   });
 
-  it('is asked for when somebody types in it, not elsewhere', () => {
+  it('is requested when the user types in the notebook, not elsewhere', () => {
     const { asked, store, widget } = running('k-s1');
     const busy = gpu({ sessions: [session({ state: 'idle' })] });
     store.hear({ type: 'snapshot', ...state([busy]) });
@@ -217,7 +220,7 @@ describe('bringing back', () => {
     expect(asked).toEqual(['s1', 's1']);
   });
 
-  it('is not asked for where it is switched off', () => {
+  it('is not requested if it is switched off', () => {
     expect(running('k-s1', { bringBack: false }).asked).toEqual([]);
   });
 });

@@ -49,7 +49,7 @@ describe('the waiting line', () => {
     expect(readWait(stream as KernelMessage.IMessage)).toBeNull();
   });
 
-  it('stands below its cell, changes in place, and goes', () => {
+  it('is below its cell, changes in place, and disappears', () => {
     const cells = [cell('c1'), cell('c2')];
     const lines = new WaitLines(() => cells);
     const text = () => cells.map(each => each.node.textContent);
@@ -63,7 +63,7 @@ describe('the waiting line', () => {
     expect(cells[1]?.node.childElementCount).toBe(1);
   });
 
-  it('goes with its kernel, and does without a cell', () => {
+  it('disappears with its kernel, and needs no cell', () => {
     const cells = [cell('c1')];
     const lines = new WaitLines(() => cells);
     lines.show({ id: 'a', cell: 'gone', html: '1st' });
