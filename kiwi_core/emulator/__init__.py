@@ -20,7 +20,7 @@ from __future__ import annotations
 from kiwi_core.emulator._build import EmulatedLibraries, build
 from kiwi_core.emulator._faults import Fault, Faults, Operation, faults
 from kiwi_core.emulator._load import activate, environment, library_path, load, loaded_libcuda
-from kiwi_core.emulator._manners import DEFAULT_DRIVER, DRIVERS, ENV_DRIVER, MANNERS
+from kiwi_core.emulator._quirks import DEFAULT_DRIVER, DRIVERS, ENV_DRIVER, QUIRKS
 from kiwi_core.emulator._state import (
     ENV_RECORD,
     ENV_STATE,
@@ -31,7 +31,7 @@ from kiwi_core.emulator._state import (
     StateError,
     books,
     create_state,
-    has_manner,
+    has_quirk,
     host_down,
     make_socket_dir,
     parse_gpus,
@@ -40,7 +40,7 @@ from kiwi_core.emulator._state import (
     set_copy_bandwidth,
     set_driver,
     set_driver_version,
-    set_manner,
+    set_quirk,
 )
 
 MODULE_IMAGE = b"kiwi-emulated-module\0"
@@ -58,8 +58,8 @@ __all__ = [
     "ENV_DRIVER",
     "ENV_RECORD",
     "ENV_STATE",
-    "MANNERS",
     "MODULE_IMAGE",
+    "QUIRKS",
     "Books",
     "EmulatedLibraries",
     "Fault",
@@ -75,7 +75,7 @@ __all__ = [
     "create_state",
     "environment",
     "faults",
-    "has_manner",
+    "has_quirk",
     "host_down",
     "library_path",
     "load",
@@ -87,5 +87,5 @@ __all__ = [
     "set_copy_bandwidth",
     "set_driver",
     "set_driver_version",
-    "set_manner",
+    "set_quirk",
 ]

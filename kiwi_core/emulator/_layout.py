@@ -63,7 +63,7 @@ class DriverState(ctypes.Structure):
         ("context_bytes", ctypes.c_uint64),
         ("copy_bytes_per_s", ctypes.c_uint64),
         ("write_seq", ctypes.c_uint64),
-        ("manners", ctypes.c_uint32),
+        ("quirks", ctypes.c_uint32),
         ("host_down", ctypes.c_int32),
         ("stream_bytes", ctypes.c_uint64),
         ("driver_name", ctypes.c_char * DRIVER_MAX),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiwi_core.emulator import _layout, _manners
+from kiwi_core.emulator import _layout, _quirks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,7 +139,7 @@ def parse_machine(text: str) -> tuple[list[GpuSpec], str | None]:
                 "driver=NAME, for example 1x512MiB,driver=595"
             )
         driver = value.strip()
-        _manners.profile(driver)
+        _quirks.profile(driver)
     return parse_gpus(sizes), driver
 
 
@@ -161,9 +161,9 @@ def create_state(
         layout=_layout.LAYOUT,
         gpu_count=len(gpus),
         context_bytes=CONTEXT_BYTES,
-        stream_bytes=_manners.STREAM_BYTES,
+        stream_bytes=_quirks.STREAM_BYTES,
     )
-    _put_driver(state, _manners.profile(driver))
+    _put_driver(state, _quirks.profile(driver))
     for index, spec in enumerate(gpus):
         gpu = state.gpus[index]
         identity = _uuid_of(path, index, spec)
@@ -189,13 +189,13 @@ def make_socket_dir(path: Path, *, shared: bool) -> None:
 
 def _record(path: Path, state: _layout.DriverState) -> None:
     record = os.environ.get(ENV_RECORD)
-    if record and state.manners & _manners.MANNERS["kill_takes_host_down"]:
+    if record and state.quirks & _quirks.QUIRKS["kill_takes_host_down"]:
         with open(record, "a") as file:
             file.write(f"{os.path.abspath(path)}\n")
 
 
-def _put_driver(state: _layout.DriverState, profile: _manners.Profile) -> None:
-    state.manners = profile.bits
+def _put_driver(state: _layout.DriverState, profile: _quirks.Profile) -> None:
+    state.quirks = profile.bits
     state.driver_version = profile.cuda_version
     state.driver_name = f"{profile.driver}-kiwi-emulated".encode()
 
@@ -264,22 +264,22 @@ def set_driver_version(path: Path, version: int) -> None:
 
 def set_driver(path: Path, driver: str) -> None:
     """Give the machine another profile (``DRIVERS``) at once. Raise ``ValueError`` with a list."""
-    profile = _manners.profile(driver)
+    profile = _quirks.profile(driver)
     with mapped(path) as state:
         _put_driver(state, profile)
         _record(path, state)
 
 
-def set_manner(path: Path, manner: str, on: bool = True) -> None:
-    """Switch one manner (``MANNERS``) on or off at once, whatever the profile says."""
-    bit = _manners.MANNERS[manner]
+def set_quirk(path: Path, quirk: str, on: bool = True) -> None:
+    """Switch one quirk (``QUIRKS``) on or off at once, whatever the profile says."""
+    bit = _quirks.QUIRKS[quirk]
     with mapped(path) as state:
-        state.manners = state.manners | bit if on else state.manners & ~bit
+        state.quirks = state.quirks | bit if on else state.quirks & ~bit
 
 
-def has_manner(path: Path, manner: str) -> bool:
+def has_quirk(path: Path, quirk: str) -> bool:
     with mapped(path) as state:
-        return bool(state.manners & _manners.MANNERS[manner])
+        return bool(state.quirks & _quirks.QUIRKS[quirk])
 
 
 def host_down(path: Path) -> int:
@@ -289,7 +289,7 @@ def host_down(path: Path) -> int:
     process must be suspended first, or end by itself (NVIDIA/cuda-checkpoint#53).
     """
     snapshot = _snapshot(path)
-    if snapshot.host_down or not snapshot.manners & _manners.MANNERS["kill_takes_host_down"]:
+    if snapshot.host_down or not snapshot.quirks & _quirks.QUIRKS["kill_takes_host_down"]:
         return int(snapshot.host_down)
     killed = (
         slot.pid

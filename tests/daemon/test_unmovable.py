@@ -115,7 +115,7 @@ def test_a_program_whose_library_is_not_connected_is_left_to_itself(
 def test_with_mig_no_move_is_ever_tried(start: Start, program: Program) -> None:
     """NVML reports that MIG is on, so that no checkpoint has to find it out."""
     daemon = start("1x128MiB")
-    emulator.set_manner(daemon.state_path, "mig")
+    emulator.set_quirk(daemon.state_path, "mig")
     tried = emulator.faults(daemon.state_path)
     tried.set("checkpoint_fail", count=-1)  # counts each checkpoint that reaches a program
     killed = daemon.kill_child()

@@ -46,7 +46,7 @@ class Machine:
     @property
     def missing(self) -> str:
         """Return the error of calls about a process that does not exist."""
-        real = emulator.has_manner(self.state, "missing_is_os_error")
+        real = emulator.has_quirk(self.state, "missing_is_os_error")
         return "CUDA_ERROR_OPERATING_SYSTEM" if real else "CUDA_ERROR_INVALID_VALUE"
 
     def used(self, gpu: int = 0) -> int:

@@ -30,8 +30,8 @@ def test_no_sanitizer_complains(tmp_path, sanitizers):
     command = [*compiler, *flags, *fatal, include, "-o", target, str(PROGRAM), *sources]
     subprocess.run(command, check=True)
     emulator.create_state(tmp_path / "gpus", emulator.parse_gpus("1x64MiB"), "worst")
-    for manner in ("sync_crashes", "query_crashes"):  # the program is swapped at any point
-        emulator.set_manner(tmp_path / "gpus", manner, on=False)
+    for quirk in ("sync_crashes", "query_crashes"):  # the program is swapped at any point
+        emulator.set_quirk(tmp_path / "gpus", quirk, on=False)
     environment = os.environ | {emulator.ENV_STATE: str(tmp_path / "gpus")}
     environment["ASAN_OPTIONS"] = "detect_leaks=0"  # memory kept for a process's life is no leak
     done = subprocess.run(

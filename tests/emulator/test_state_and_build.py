@@ -109,12 +109,12 @@ def test_the_layout_in_python_is_the_one_in_c(tmp_path):
 
 def test_the_numbers_in_python_are_those_in_c():
     header = (_build.SOURCES / "state.h").read_text()
-    manners = re.search(r"enum ke_manner \{(.*?)\};", header, re.DOTALL)
+    quirks = re.search(r"enum ke_quirk \{(.*?)\};", header, re.DOTALL)
     faults = re.search(r"enum ke_fault_kind \{(.*?)\};", header, re.DOTALL)
-    assert manners
+    assert quirks
     assert faults
-    bits = re.findall(r"= 1u << (\d+)", manners[1])
-    assert [1 << int(bit) for bit in bits] == list(emulator.MANNERS.values())
+    bits = re.findall(r"= 1u << (\d+)", quirks[1])
+    assert [1 << int(bit) for bit in bits] == list(emulator.QUIRKS.values())
     kinds = dict(re.findall(r"KE_FAULT_(\w+) = (\d+)", faults[1]))
     ours = {"NONE": 0} | {name.upper(): number for name, number in KINDS.items()}
     assert {name: int(number) for name, number in kinds.items()} == ours

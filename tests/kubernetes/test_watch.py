@@ -97,7 +97,7 @@ def test_each_change_is_told_once(watch: Watch, clock: Clock) -> None:
 def test_a_real_daemon_of_a_gpu_with_mig(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin understands the daemon's own text."""
     with nothing_left(monkeypatch), running_daemon("1x256MiB") as daemon:
-        emulator.set_manner(daemon.state_path, "mig")
+        emulator.set_quirk(daemon.state_path, "mig")
         killed = daemon.kill_child()
         status = daemon.wait_for(lambda s: s.daemon_pid != killed and s, "a daemon that sees it")
         watch = Watch(daemon.directory, daemon.directory)

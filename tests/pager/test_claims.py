@@ -200,7 +200,7 @@ def test_nobody_outside_no_claim(stage: Stage) -> None:
 
 
 def test_where_nobody_can_be_named_room_is_claimed(stage: Stage) -> None:
-    emulator.set_manner(stage.path, "no_process_rows")
+    emulator.set_quirk(stage.path, "no_process_rows")
     stage.named = False
     stage.out()
     assert isinstance(stage.back(), Moved)

@@ -182,7 +182,7 @@ def may_be_killed(environment: dict[str, str]) -> bool:
     if not state or not os.path.exists(state):
         return bool(state)
     try:
-        return not emulator.has_manner(Path(state), "kill_takes_host_down")
+        return not emulator.has_quirk(Path(state), "kill_takes_host_down")
     except emulator.StateError:
         return True  # no emulated machine
 

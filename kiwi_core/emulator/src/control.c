@@ -16,7 +16,7 @@ static __thread bool serialised;
 
 static void begin_call(void) {
     struct ke_state *s = ke_state_get(NULL);
-    serialised = s && s->manners & KE_SERIALISED_CALLER;
+    serialised = s && s->quirks & KE_SERIALISED_CALLER;
     if (serialised) pthread_mutex_lock(&one_call);
 }
 
@@ -28,7 +28,7 @@ static CUresult end_call(CUresult rc) {
 void ke_control_forget(void) { one_call = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
 
 static CUresult not_there(const struct ke_state *s) {
-    return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
+    return s->quirks & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
 }
 
 struct target {
@@ -47,7 +47,7 @@ static CUresult find_target(int pid, int *leader, struct target *target) {
     *leader = ke_process_leader(pid);
     if (*leader <= 0) return not_there(s);
     bool zombie = ke_process_start(*leader, &ticks) != 0;
-    if (zombie) return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
+    if (zombie) return s->quirks & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
     ke_state_lock(s);
     const struct ke_proc *known = ke_proc_find(s, *leader);
     if (known) *target = (struct target){known->pid_ns, known->pid, known->state};
@@ -59,7 +59,7 @@ static CUresult find_target(int pid, int *leader, struct target *target) {
 static CUresult gone_since(int leader) {
     uint64_t ticks;
     struct ke_state *s = ke_state_get(NULL);
-    bool ended = ke_process_start(leader, &ticks) != 0 && s->manners & KE_MISSING_IS_OS_ERROR;
+    bool ended = ke_process_start(leader, &ticks) != 0 && s->quirks & KE_MISSING_IS_OS_ERROR;
     return ended ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_NOT_INITIALIZED;
 }
 
@@ -94,7 +94,7 @@ static CUresult ask(int pid, const struct ke_request *r, int *value) {
     return end_call(rc);
 }
 
-/* Reads the state from the books: a driver without the manner answers even while the target cannot. */
+/* Reads the state from the books: a driver without the quirk answers even while the target cannot. */
 static CUresult look_up_state(int pid, int *state) {
     int leader;
     struct target target;
@@ -114,7 +114,7 @@ KE_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
     begin_call();
     ke_fault_hang(s, leader, KE_OP_GET_STATE);
     end_call(CUDA_SUCCESS);
-    rc = s->manners & KE_STATE_WAITS ? ask(pid, &r, &found) : look_up_state(pid, &found);
+    rc = s->quirks & KE_STATE_WAITS ? ask(pid, &r, &found) : look_up_state(pid, &found);
     if (rc == CUDA_SUCCESS) *state = (CUprocessState)found;
     return rc;
 }

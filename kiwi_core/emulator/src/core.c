@@ -31,17 +31,17 @@ static void crash(void) {
     for (;;) *(volatile char *)nowhere;
 }
 
-bool ke_has(enum ke_manner manner) { return ke.state->manners & manner; }
+bool ke_has(enum ke_quirk quirk) { return ke.state->quirks & quirk; }
 
-enum ke_hold ke_held(enum ke_manner manner) {
+enum ke_hold ke_held(enum ke_quirk quirk) {
     if (__atomic_load_n(&ke.forked, __ATOMIC_RELAXED)) return KE_FREE; /* the fork may have copied a taken mutex */
     pthread_mutex_lock(&ke.mu);
     enum ke_hold how = ke.hold;
     pthread_mutex_unlock(&ke.mu);
-    return how != KE_FREE && ke_has(manner) ? how : KE_FREE;
+    return how != KE_FREE && ke_has(quirk) ? how : KE_FREE;
 }
 
-CUresult ke_enter_unheld(enum ke_manner manner, bool *skip) {
+CUresult ke_enter_unheld(enum ke_quirk quirk, bool *skip) {
     bool in_time = false; /* the call came before the lock was complete: a later checkpoint cannot crash it */
     if (ke_in_callback) return CUDA_ERROR_NOT_PERMITTED;
     if (__atomic_load_n(&ke.forked, __ATOMIC_RELAXED)) return CUDA_ERROR_NOT_INITIALIZED;
@@ -50,7 +50,7 @@ CUresult ke_enter_unheld(enum ke_manner manner, bool *skip) {
         pthread_mutex_unlock(&ke.mu);
         return CUDA_ERROR_NOT_INITIALIZED;
     }
-    bool unheld = manner && ke_has(manner);
+    bool unheld = quirk && ke_has(quirk);
     while (ke.hold != KE_FREE && !*skip) {
         if (ke.hold == KE_LOCKING) in_time = true;
         else if (unheld && ke.hold == KE_OUT && !in_time) {

@@ -168,9 +168,9 @@ static inline struct ke_work ke_work(ke_job_fn fn, const void *arg, size_t size,
 
 /* ---- core.c: initialisation, the gate ---- */
 CUresult ke_enter(void);
-CUresult ke_enter_unheld(enum ke_manner manner, bool *skip);
-bool ke_has(enum ke_manner manner);
-enum ke_hold ke_held(enum ke_manner manner); /* KE_FREE for a driver without this manner */
+CUresult ke_enter_unheld(enum ke_quirk quirk, bool *skip);
+bool ke_has(enum ke_quirk quirk);
+enum ke_hold ke_held(enum ke_quirk quirk); /* KE_FREE for a driver without this quirk */
 void ke_leave(void);
 
 /* The body of a public call: passes the gate, evaluates the expression, leaves. */
@@ -183,23 +183,23 @@ void ke_leave(void);
         return ke_rc_;                 \
     } while (0)
 
-/* The body of a wait or a query that a driver with this manner does not hold back: the call returns at once
+/* The body of a wait or a query that a driver with this quirk does not hold back: the call returns at once
  * while the process is locked, and crashes while the process is checkpointed. */
-#define KE_CALL_UNHELD(manner, expr)                                  \
+#define KE_CALL_UNHELD(quirk, expr)                                  \
     do {                                                              \
         bool ke_skip_ = false;                                        \
-        CUresult ke_rc_ = ke_enter_unheld(manner, &ke_skip_);         \
+        CUresult ke_rc_ = ke_enter_unheld(quirk, &ke_skip_);         \
         if (ke_rc_ || ke_skip_) return ke_rc_;                        \
         ke_rc_ = (expr);                                              \
         ke_leave();                                                   \
         return ke_rc_;                                                \
     } while (0)
 
-/* The body of a query that a driver with this manner answers at once while the process is held. The
+/* The body of a query that a driver with this quirk answers at once while the process is held. The
  * expression only reads, because a checkpoint may be under way beside it. */
-#define KE_CALL_ANSWERED(manner, expr)                 \
+#define KE_CALL_ANSWERED(quirk, expr)                 \
     do {                                               \
-        if (ke_held(manner) != KE_FREE) return (expr); \
+        if (ke_held(quirk) != KE_FREE) return (expr); \
         KE_CALL(expr);                                 \
     } while (0)
 

@@ -167,7 +167,7 @@ API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t d, unsigned *mode) { retu
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending) {
     nvmlReturn_t rc = check(d);
     if (rc == SUCCESS && (!current || !pending)) rc = INVALID_ARGUMENT;
-    if (rc == SUCCESS && !(state->manners & KE_MIG)) rc = NOT_SUPPORTED;
+    if (rc == SUCCESS && !(state->quirks & KE_MIG)) rc = NOT_SUPPORTED;
     if (rc == SUCCESS) *current = *pending = 1;
     return rc;
 }
@@ -223,8 +223,8 @@ struct process_info {
  * in no row. */
 uint64_t shown(const struct ke_proc *p, unsigned gpu) {
     uint64_t context = p->context_bytes[gpu];
-    if (state->manners & KE_NO_PROCESS_ROWS) return 0;
-    bool hides = state->manners & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated contexts may be small */
+    if (state->quirks & KE_NO_PROCESS_ROWS) return 0;
+    bool hides = state->quirks & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated contexts may be small */
     return p->device_bytes[gpu] + context - (hides ? KE_HIDDEN_BYTES : 0);
 }
 

@@ -291,7 +291,7 @@ void ke_proc_unregister(struct ke_state *s, struct ke_proc *p) {
 /* Returns whether a process was killed while restored and live, which hung hosts (cuda-checkpoint #53). A process that
  * ends by itself has no slot here. */
 static bool took_host_down(const struct ke_state *s, const struct ke_proc *p) {
-    return s->manners & KE_KILL_TAKES_HOST_DOWN && p->restores && p->state != KE_CHECKPOINTED;
+    return s->quirks & KE_KILL_TAKES_HOST_DOWN && p->restores && p->state != KE_CHECKPOINTED;
 }
 
 void ke_reap(struct ke_state *s) {

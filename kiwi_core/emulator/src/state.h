@@ -39,9 +39,9 @@ enum ke_fault_kind {
     KE_FAULT_LOCK_KILL = 11,
 };
 
-/* How real drivers treat programs. The profile of a machine chooses its manners (_manners.py says what each
+/* How real drivers treat programs. The profile of a machine chooses its quirks (_quirks.py says what each
  * means; README.md names the sources). */
-enum ke_manner {
+enum ke_quirk {
     KE_SYNC_CRASHES = 1u << 0,
     KE_QUERY_CRASHES = 1u << 1,
     KE_STATE_WAITS = 1u << 2,
@@ -132,7 +132,7 @@ struct ke_state {
     uint64_t context_bytes;    /* cost of a context */
     uint64_t copy_bytes_per_s; /* 0: as fast as memory */
     uint64_t write_seq;        /* odd while a slot is being changed */
-    uint32_t manners;          /* enum ke_manner */
+    uint32_t quirks;          /* enum ke_quirk */
     int32_t host_down;         /* the pid whose kill took the host down; 0: the host is up */
     uint64_t stream_bytes;     /* cost of a stream, with KE_STREAMS_COST */
     char driver_name[KE_DRIVER_MAX]; /* as NVML gives it */

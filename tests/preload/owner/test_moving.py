@@ -85,7 +85,7 @@ def test_a_way_out_that_fails_after_others_went_well(program, kind):
 
 def test_a_way_out_of_a_full_gpu(program, world):
     """The GPU has no memory left for the copy."""
-    emulator.set_manner(world.state, "streams_cost")
+    emulator.set_quirk(world.state, "streams_cost")
     p = program()
     p.do(HELD)
     p.do(

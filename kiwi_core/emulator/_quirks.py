@@ -1,6 +1,6 @@
-"""Behaviour of real drivers towards programs, as data: which driver has which manner.
+"""Behaviour of real drivers towards programs, as data: which driver has which quirk.
 
-The manners were collected in November 2026 from other people's runs and from a run of Kiwi's own
+The quirks were collected in November 2026 from other people's runs and from a run of Kiwi's own
 probes on an H200; ``README.md`` names the source of each. Where nobody knows, the worst is assumed:
 a program that survives it survives any driver.
 """
@@ -19,7 +19,7 @@ DEFAULT_DRIVER = "worst"
 STREAM_BYTES = 64 << 10
 """Cost of a stream with ``streams_cost``: real streams take memory, but nobody says how much."""
 
-MANNERS: dict[str, int] = {
+QUIRKS: dict[str, int] = {
     "sync_crashes": 1 << 0,
     "query_crashes": 1 << 1,
     "state_waits": 1 << 2,
@@ -38,7 +38,7 @@ MANNERS: dict[str, int] = {
     "questions_pass": 1 << 15,
     "checkpoint_needs_room": 1 << 16,
 }
-"""The bits of ``enum ke_manner``.
+"""The bits of ``enum ke_quirk``.
 
 - ``sync_crashes``: the target's context and stream synchronisation returns at once while it is
   locked, and crashes while it is checkpointed.
@@ -73,7 +73,7 @@ _ON_ALL = (
 
 
 class Profile(NamedTuple):
-    manners: tuple[str, ...]
+    quirks: tuple[str, ...]
     driver: str
     """Driver version, as NVML gives it."""
     cuda_version: int
@@ -81,7 +81,7 @@ class Profile(NamedTuple):
 
     @property
     def bits(self) -> int:
-        return sum(MANNERS[name] for name in self.manners)
+        return sum(QUIRKS[name] for name in self.quirks)
 
 
 DRIVERS: dict[str, Profile] = {
@@ -94,7 +94,7 @@ DRIVERS: dict[str, Profile] = {
     "worst": Profile((*_ON_ALL, "nccl_kills", "serialised_caller"), "595.84", 13020),
     "tame": Profile((), "580.00", 13000),
 }
-"""Profiles by name. ``worst`` has every driver's manners but ``kill_takes_host_down``; ``tame`` is
+"""Profiles by name. ``worst`` has every driver's quirks but ``kill_takes_host_down``; ``tame`` is
 no driver and has none."""
 
 

@@ -65,8 +65,8 @@ def stopped(worker):
 
 
 def test_worst_has_what_any_driver_has_but_the_end_of_the_host():
-    every = {m for name in REAL for m in emulator.DRIVERS[name].manners}
-    assert set(emulator.DRIVERS["worst"].manners) == every - {"kill_takes_host_down"}
+    every = {m for name in REAL for m in emulator.DRIVERS[name].quirks}
+    assert set(emulator.DRIVERS["worst"].quirks) == every - {"kill_takes_host_down"}
 
 
 def test_a_machine_is_described_with_its_driver():
@@ -83,12 +83,12 @@ def test_the_environment_chooses_for_machines_that_do_not_say(tmp_path, monkeypa
     monkeypatch.setenv(emulator.ENV_DRIVER, "580")
     gpus = emulator.parse_gpus("1x64MiB")
     emulator.create_state(tmp_path / "a", gpus)
-    assert emulator.has_manner(tmp_path / "a", "state_waits")
-    assert not emulator.has_manner(tmp_path / "a", "nccl_kills")
+    assert emulator.has_quirk(tmp_path / "a", "state_waits")
+    assert not emulator.has_quirk(tmp_path / "a", "nccl_kills")
     emulator.create_state(tmp_path / "b", gpus, "595")
-    assert emulator.has_manner(tmp_path / "b", "nccl_kills")
+    assert emulator.has_quirk(tmp_path / "b", "nccl_kills")
     monkeypatch.setenv(emulator.ENV_DRIVER, "999")
-    with pytest.raises(ValueError, match="'999' is no emulated driver"):
+    with pytest.raises(ValueError, match="'999' is not an emulated driver"):
         emulator.create_state(tmp_path / "c", gpus)
 
 
@@ -322,7 +322,7 @@ def test_a_process_with_an_nccl_group_dies_of_a_checkpoint_on_595_and_later(mach
     )
     controller.do(f"checkpoint_of({target.pid}).lock()")
     answer = call(controller, target.pid, "Checkpoint")
-    if emulator.has_manner(machine.state, "nccl_kills"):
+    if emulator.has_quirk(machine.state, "nccl_kills"):
         assert answer == "CUDA_ERROR_OPERATING_SYSTEM"
         assert target.ended(30.0)
         assert target.returncode == -signal.SIGABRT
@@ -464,7 +464,7 @@ def test_mig_shows_in_nvml_and_refuses_checkpoints(worst, pair):
     controller, target = pair
     controller.do("import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)")
     assert "Not Supported" in controller.fails("pynvml.nvmlDeviceGetMigMode(h)")
-    emulator.set_manner(worst.state, "mig")
+    emulator.set_quirk(worst.state, "mig")
     assert controller.get("pynvml.nvmlDeviceGetMigMode(h)") == [1, 1]
     controller.do(f"checkpoint_of({target.pid}).lock()")
     assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_OUT_OF_MEMORY"
@@ -484,6 +484,6 @@ def test_nvml_shows_no_processes_in_another_pid_namespace(worst, pair):
     controller.do("import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)")
     rows = "len(pynvml.nvmlDeviceGetComputeRunningProcesses(h))"
     assert controller.get(rows) == 1
-    emulator.set_manner(worst.state, "no_process_rows")
+    emulator.set_quirk(worst.state, "no_process_rows")
     assert controller.get(rows) == 0
     assert controller.get("pynvml.nvmlDeviceGetMemoryInfo(h).used") > 4 * MIB
