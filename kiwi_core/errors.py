@@ -10,7 +10,10 @@ A code is stable and machine-readable; the sentence and the remedy are for users
 from __future__ import annotations
 
 import errno
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """The system has no descriptor or no memory left for the moment. A call that fails with one of
@@ -38,6 +41,19 @@ class CallerError(KiwiError):
 
 class PeerError(KiwiError):
     """The other end sent a message out of turn, sent garbage, or is gone."""
+
+
+class SilentDaemonError(PeerError):
+    """A daemon listens at ``path`` and does not answer: it is stopped, its machine is busy, or it
+    hangs. No other one can be started meanwhile."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            "no-daemon",
+            f"The Kiwi daemon at {path} runs but {why}.",
+            "It may be stopped, or its machine too busy. If it hangs, stop it and start it again.",
+        )
+        self.path = path
 
 
 class GpuError(KiwiError):

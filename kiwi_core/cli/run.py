@@ -22,7 +22,7 @@ from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemo
 from kiwi_core.cli.leaving import Terminated
 from kiwi_core.cli.wait_line import TerminalWaitLine
 from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
-from kiwi_core.errors import KiwiError, PeerError, is_full
+from kiwi_core.errors import KiwiError, PeerError, SilentDaemonError, is_full
 from kiwi_core.preload import ready
 from kiwi_core.states import MovedBy, Notice
 
@@ -241,33 +241,33 @@ def _leave_on_signals() -> None:
 def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     """Connect to the daemon of the wanted GPU; start a daemon if none answers and there could be a
     GPU."""
+    from kiwi_core.client import asking
     from kiwi_core.client.directory import may_start_in
-    from kiwi_core.client.patience import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
 
     directory = directory_of(args)
     named = args.gpu or os.environ.get(config.ENV_GPU)
-    told = False
+    told: set[bool] = set()
 
     def connect() -> Client:
         return _connect_once(directory, named, name, ungated, verbose=args.verbose)
 
-    def tell(_spent_s: float) -> None:
-        nonlocal told
-        if not told:
-            warn(
-                f"The Kiwi daemon does not answer; it may be restarting. Waiting up to "
-                f"{within_s:g} s for it."
-            )
-        told = True
+    def tell(_spent_s: float, there: bool) -> None:
+        if there in told:
+            return
+        told.add(there)
+        what = "runs but does not answer" if there else "does not answer; it may be restarting"
+        most_s = asking.HANGS_AFTER_S if there else within_s
+        warn(f"The Kiwi daemon {what}. Waiting up to {most_s:g} s for it.")
 
     may_start = gpu_possible(dict(os.environ)) and may_start_in(directory)
-    within_s = REVIVED_WITHIN_S if may_start else RESTARTED_WITHIN_S
+    within_s = asking.REVIVED_WITHIN_S if may_start else asking.RESTARTED_WITHIN_S
     try:
         return connect()
     except PeerError as error:
         if error.code != "no-daemon":
             raise
-    client = await_return(directory, connect, within_s=within_s, waiting=tell)
+        failed = error
+    client = asking.await_return(directory, connect, failed, within_s=within_s, waiting=tell)
     if client is None and may_start:
         from kiwi_core.client.autostart import autostart
 
@@ -309,14 +309,15 @@ def _sockets(directory: Path, named: str | None) -> list[Path]:
 def _first_that_answers(
     sockets: list[Path], name: str, ungated: str, *, verbose: bool
 ) -> Client | None:
-    """Return a connected client; ``None`` if no daemon answers: a crashed daemon leaves its socket.
-    Other errors (no right, another version) are raised."""
+    """Return a connected client; ``None`` if no daemon is there: a crashed one leaves its socket.
+    Other errors (no right, another version, a daemon that does not answer) are raised."""
     from kiwi_core.client import Client
 
     def tell(told: UserNotice) -> None:
         if verbose or told.notice in ALWAYS_TOLD:
             warn(told.text, told.remedy)
 
+    silent: SilentDaemonError | None = None
     for socket in sockets:
         client = Client(
             socket, name=name, client="kiwi run", ungated=lambda: ungated, on_notice=tell
@@ -327,10 +328,13 @@ def _first_that_answers(
             client.close()
             if error.code != "no-daemon":
                 raise
+            silent = error if isinstance(error, SilentDaemonError) else silent
             continue
         if welcome.emulation is not None:
             warn(f"EMULATED GPU ({welcome.gpu_name}): no real GPU is used, speeds mean nothing.")
         return client
+    if silent is not None:
+        raise silent
     return None
 
 

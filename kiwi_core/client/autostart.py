@@ -12,15 +12,17 @@ import shlex
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
+from kiwi_core.client.asking import ToldPatience, answers
 from kiwi_core.client.directory import why_unsafe
 from kiwi_core.client.discovery import discover
 from kiwi_core.config import DEFAULTS
-from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
+from kiwi_core.errors import CallerError, PeerError, SilentDaemonError
 from kiwi_core.units import ns_to_seconds
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ START_TIMEOUT_S: Final = 60.0
 
 _LOOK_EVERY_S: Final = 0.05
 _ASK_TIMEOUT_S: Final = 2.0
+"""How long one daemon of several is asked before the next one. One that does not answer is asked
+again, as long as there is time."""
 _LOG_MAX_BYTES: Final = 1 << 20
 """The next start empties a log that is longer than this."""
 _LOG_LINES: Final = 10
@@ -54,20 +58,22 @@ def autostart(
     command: Sequence[str] | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> list[Path]:
-    """Return the sockets in ``socket_dir``; start a daemon first if none answers.
+    """Return the sockets in ``socket_dir``; start a daemon first if there is none. One that is
+    there and does not answer is waited for: another one could not start beside it.
 
     Kernels and ``kiwi run`` call this, in any thread. ``env`` is the daemon's environment (with
     ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``. ``waiting`` is called
     several times a second while this waits.
 
     Raises ``CallerError`` ("unsafe-directory": another user could have put sockets there) and
-    ``PeerError`` "no-daemon" with the last lines of the daemon's log. A daemon that is only slow
-    goes on starting.
+    ``PeerError`` "no-daemon" with the last lines of the daemon's log, or ``SilentDaemonError``. A
+    daemon that is only slow goes on starting.
     """
     env = dict(os.environ if env is None else env)
     socket_dir = Path(os.path.abspath(socket_dir))  # a daemon runs in another directory
     make_private(socket_dir)
     until_s = time.monotonic() + timeout_s
+    look = _Look(socket_dir, until_s, waiting)
     lock = os.open(
         socket_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -76,10 +82,10 @@ def autostart(
         while not _locked(lock):
             if next(ticks, None) is None:
                 raise _failed(socket_dir, "somebody else has been starting it for too long", "")
-        if found := _answering(socket_dir):
+        if found := look.answering():
             return found
         _check_not_stopped(socket_dir)
-        return _start(socket_dir, env, ticks, command)
+        return _start(look, env, ticks, command)
     finally:
         os.close(lock)
 
@@ -127,27 +133,39 @@ def _locked(lock: int) -> bool:
     return True
 
 
-def _answering(socket_dir: Path) -> list[Path]:
-    """Return all sockets if at least one daemon answers: a crashed daemon leaves its socket."""
-    sockets = discover(socket_dir)
-    return sockets if any(map(_answers, sockets)) else []
+@dataclass
+class _Look:
+    """A look for daemons in ``socket_dir`` until ``until_s``; ``waiting`` as in ``autostart``."""
 
+    socket_dir: Path
+    until_s: float
+    waiting: Callable[[], None] | None
 
-def _answers(path: Path) -> bool:
-    from kiwi_core.client.client import Client
-    from kiwi_core.wire.messages import Role
+    def answering(self) -> list[Path]:
+        """Return all sockets once a daemon answers; none if no daemon is there (one that crashed
+        leaves its socket). Raises ``SilentDaemonError`` if one is there and does not answer."""
+        while True:
+            sockets, silent = discover(self.socket_dir), None
+            for path in sockets:
+                try:
+                    if answers(path, ToldPatience(_ASK_TIMEOUT_S, self._tell)):
+                        return sockets
+                except SilentDaemonError as error:
+                    silent = error
+            if silent is None:
+                return []
+            if time.monotonic() >= self.until_s:
+                raise silent
 
-    try:
-        with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
-            client.connect()
-    except KiwiError as error:
-        return is_full(error)
-    return True
+    def _tell(self, _spent_s: float) -> None:
+        if self.waiting is not None:
+            self.waiting()
 
 
 def _start(
-    socket_dir: Path, env: dict[str, str], ticks: Iterator[int], command: Sequence[str] | None
+    look: _Look, env: dict[str, str], ticks: Iterator[int], command: Sequence[str] | None
 ) -> list[Path]:
+    socket_dir = look.socket_dir
     launcher = interpreter.bare(Path(__file__).with_name("launch.py"))
     log = _open_log(socket_dir)
     began_at = os.fstat(log).st_size
@@ -168,7 +186,7 @@ def _start(
             # Before the look: it also ends when it finds a daemon that runs already, and that one
             # may answer between the look and the end.
             ended = starter.poll()
-            if sockets := _answering(socket_dir):
+            if sockets := look.answering():
                 return sockets
             if ended is not None:
                 why = f"it ended at once with status {ended}"

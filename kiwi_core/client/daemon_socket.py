@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.client.directory import is_trusted, peer_of
 from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.config import DEFAULTS
-from kiwi_core.errors import CallerError, PeerError
+from kiwi_core.errors import CallerError, PeerError, SilentDaemonError
 from kiwi_core.wire.framing import FrameReader, decode_daemon, encode
 from kiwi_core.wire.legality import Conversation
 from kiwi_core.wire.messages import PROTOCOL, Error, Welcome
@@ -199,13 +199,14 @@ class DaemonSocket:
 
 
 def dial(path: Path, hello: Hello, patience: Patience) -> tuple[DaemonSocket, Welcome]:
-    """Connect and wait for the welcome. Raises ``PeerError`` or ``CallerError`` with a remedy."""
+    """Connect and wait for the welcome. Raises ``PeerError`` (``SilentDaemonError`` at the end of
+    ``patience``) or ``CallerError`` with a remedy."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _connect(sock, path, patience)
         _check_peer(sock, path)
         link = DaemonSocket(sock)
-        return link, welcomed(link, hello, patience)
+        return link, welcomed(link, path, hello, patience)
     except BaseException as error:
         sock.close()
         if isinstance(error, PeerError) and error.code == "disconnected":
@@ -214,7 +215,7 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[DaemonSocket, We
         raise
 
 
-def welcomed(link: DaemonSocket, hello: Hello, patience: Patience) -> Welcome:
+def welcomed(link: DaemonSocket, path: Path, hello: Hello, patience: Patience) -> Welcome:
     """Send ``hello`` and wait for the answer. A daemon that refuses this process sends the reason
     and closes, perhaps before the hello is sent. The reason can still be read then.
     """
@@ -223,7 +224,7 @@ def welcomed(link: DaemonSocket, hello: Hello, patience: Patience) -> Welcome:
     except PeerError as error:
         if error.code != "disconnected" or not link.fetch(wait=False):
             raise
-    return _await_welcome(link, patience)
+    return _await_welcome(link, path, patience)
 
 
 def _connect(sock: socket.socket, path: Path, patience: Patience) -> None:
@@ -231,7 +232,7 @@ def _connect(sock: socket.socket, path: Path, patience: Patience) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SLICE_S))
     while not _connected(sock, path):
         if not patience.tick():
-            raise no_daemon(path, "it accepts no connections")
+            raise SilentDaemonError(path, "accepts no connections")
 
 
 def _connected(sock: socket.socket, path: Path) -> bool:
@@ -262,18 +263,14 @@ def _check_peer(sock: socket.socket, path: Path) -> None:
         )
 
 
-def _await_welcome(link: DaemonSocket, patience: Patience) -> Welcome:
+def _await_welcome(link: DaemonSocket, path: Path, patience: Patience) -> Welcome:
     poll = select.poll()
     poll.register(link, select.POLLIN)
     while not (messages := link.messages()):
         if link.fetch(wait=False):
             continue
         if not patience.tick():
-            raise PeerError(
-                "no-daemon",
-                "The Kiwi daemon accepted the connection but does not answer.",
-                "Look at its log; if it hangs, stop it and start it again.",
-            )
+            raise SilentDaemonError(path, "does not answer")
         poll.poll(patience.slice_s() * 1000)
     message = messages.popleft()
     if isinstance(message, Error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.client.directory import trusted_sockets
-from kiwi_core.errors import KiwiError, PeerError, is_full
+from kiwi_core.errors import KiwiError, PeerError, SilentDaemonError, is_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,9 +18,9 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
     """Return the sockets in ``socket_dir`` that can be trusted, sorted by name.
 
     ``gpu`` selects some: a UUID, the beginning of one (with or without ``GPU-``), or an index
-    (each daemon is asked; those that do not answer are left out). A missing directory has none.
-    Raises ``PeerError`` if no daemon has the index and one is full and cannot be asked
-    (``errors.is_full``): that one may have the index.
+    (each daemon is asked; a crashed one is left out). A missing directory has none. Raises
+    ``PeerError`` if no daemon has the index and one cannot be asked, because it is full
+    (``errors.is_full``) or does not answer (``SilentDaemonError``): that one may have the index.
     """
     sockets = [socket_dir / name for name in trusted_sockets(socket_dir)]
     if gpu is None:
@@ -36,20 +36,21 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
 
 
 def _with_index(sockets: list[Path], index: int) -> list[Path]:
-    found, full = [], None
+    found, unknown = [], None
     for path in sockets:
         try:
             if _index(path) == index:
                 found.append(path)
         except PeerError as error:
-            full = error
-    if full is not None and not found:
-        raise full
+            unknown = error
+    if unknown is not None and not found:
+        raise unknown
     return found
 
 
 def _index(path: Path) -> int | None:
-    """Ask the daemon for its GPU's index. Raises ``PeerError`` if the daemon is full."""
+    """Ask the daemon for its GPU's index; ``None``: there is none. Raises ``PeerError`` if the
+    daemon is full or does not answer."""
     from kiwi_core.client.client import Client
     from kiwi_core.wire.messages import Role
 
@@ -57,6 +58,6 @@ def _index(path: Path) -> int | None:
         with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
             return client.connect().gpu_index
     except KiwiError as error:
-        if is_full(error):
+        if is_full(error) or isinstance(error, SilentDaemonError):
             raise
         return None

@@ -1,4 +1,4 @@
-"""Waits of the client: interruptible sleeps, limits of running time, and a daemon that may return.
+"""Waits of the client: interruptible sleeps, and limits of running time.
 
 ``threading.Condition`` is Python code: a ``KeyboardInterrupt`` inside it can leave its lock taken
 forever. In ``Changes`` every step that matters is one call into C, where no interrupt is raised.
@@ -14,15 +14,10 @@ import threading
 import time
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Final, TypeVar
-
-from kiwi_core.errors import KiwiError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
-    from kiwi_core.client.directory import Signs
 
 SLICE_S = 0.25
 """Longest single wait: the client notices an interrupt and counts time at least this often."""
@@ -35,19 +30,6 @@ leaves.
 _STEP_MAX_S = 2 * SLICE_S
 """Most that one slice counts. A frozen minute counts no more than this. On a loaded machine a slice
 may take longer; limits are generous then."""
-
-LOOK_EVERY_S: Final = 0.1
-"""Time between two attempts; one at a socket that nobody serves costs microseconds."""
-
-RESTARTED_WITHIN_S: Final = 10.0
-"""A supervisor restarts a daemon within seconds, and the system restarts a supervisor as fast."""
-
-REVIVED_WITHIN_S: Final = 3.0
-"""A running supervisor restarts its daemon within this time. After it, a client that may start a
-daemon starts one.
-"""
-
-T = TypeVar("T")
 
 
 class Changes:
@@ -100,34 +82,3 @@ class Patience:
     def restart(self) -> None:
         self._last_s = time.monotonic()
         self.spent_s = 0.0
-
-
-def await_return(
-    directory: Path,
-    connect: Callable[[], T],
-    *,
-    within_s: float = RESTARTED_WITHIN_S,
-    waiting: Callable[[float], None],
-    in_vain: Signs = frozenset(),
-) -> T | None:
-    """Call ``connect`` until it does not raise "no-daemon" and return its result; ``None`` after
-    ``within_s``, or if ``directory`` shows no sign of a daemon.
-
-    ``waiting`` is called before each attempt, with the seconds so far. ``in_vain`` are the signs
-    that an earlier wait found without a daemon; while they are the same, this does not wait.
-    """
-    from kiwi_core.client.directory import signs_of_a_daemon
-
-    began_s = time.monotonic()
-    while (signs := signs_of_a_daemon(directory)) and signs != in_vain:
-        spent_s = time.monotonic() - began_s
-        if spent_s >= within_s:
-            break
-        waiting(spent_s)
-        time.sleep(LOOK_EVERY_S)
-        try:
-            return connect()
-        except KiwiError as error:
-            if error.code != "no-daemon":
-                raise
-    return None

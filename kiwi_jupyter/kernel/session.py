@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.config import socket_dir
-from kiwi_core.errors import CallerError, KiwiError, is_full
+from kiwi_core.errors import CallerError, KiwiError, SilentDaemonError, is_full
 from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
 from kiwi_jupyter.kernel.driver_gate import DriverGate
@@ -38,6 +38,7 @@ UNGUARDED: Final = (
     "Until then cells of this notebook are never stopped in the middle, so others wait for them."
 )
 
+SILENT: Final = "Waiting for the Kiwi daemon, which runs but does not answer"
 STARTING: Final = "Waiting for the Kiwi daemon, which is being started"
 
 LOOK_AGAIN_S: Final = 5.0
@@ -167,14 +168,15 @@ class KernelSession:
         except KiwiError as error:
             if again and error.code == "no-daemon":  # it was only looked for
                 return
-            self._absent = error.code == "no-daemon"
+            none = error.code == "no-daemon"
+            self._absent = none and not isinstance(error, SilentDaemonError)
             self.problem = str(error)
             if is_full(error):
                 self.say_once(f"Kiwi: {error} This cell waits for that; interrupt it to give up.")
                 raise
             self._retry_at_s = time.monotonic() + RETRY_S
             self.say_once(f"Kiwi: {error} Until then this notebook runs without Kiwi.")
-            if self._absent:
+            if none:
                 self._join_later()
         finally:
             self.wait = ""
@@ -185,7 +187,7 @@ class KernelSession:
         except KiwiError as error:
             if error.code != "no-daemon" or time.monotonic() < self._retry_at_s:
                 raise
-            if (client := self._expect_back(show)) is not None:
+            if (client := self._expect_back(show, error)) is not None:
                 return client
             if not self._may_start_here():
                 raise
@@ -204,24 +206,30 @@ class KernelSession:
 
         return self._may_start() and may_start_in(self.directory)
 
-    def _expect_back(self, show: Callable[[str], None]) -> Client | None:
+    def _expect_back(self, show: Callable[[str], None], failed: KiwiError) -> Client | None:
         """Wait for a daemon that was here, because it may be restarting now. Code that uses the GPU
         meanwhile would do so without the daemon, or without its emulated driver. Return ``None`` if
-        there was no daemon, or it has not come back; do not wait for it a second time.
+        there was no daemon, or it has not come back. Raise ``SilentDaemonError`` if it is there and
+        hangs. Do not wait for it a second time.
         """
-        from kiwi_core.client.patience import REVIVED_WITHIN_S, await_return
+        from kiwi_core.client.asking import REVIVED_WITHIN_S, await_return
 
         within_s = self._config.daemon_grace_s
         if self._may_start_here():
             within_s = min(within_s, REVIVED_WITHIN_S)
         began_s = time.monotonic()
-        client = await_return(
-            self.directory,
-            lambda: self._connect_to(self._choose()),
-            within_s=within_s,
-            waiting=lambda _spent_s: self._show_wait(show, AWAY, began_s),
-            in_vain=self._in_vain,
-        )
+        try:
+            client = await_return(
+                self.directory,
+                lambda: self._connect_to(self._choose()),
+                failed,
+                within_s=within_s,
+                waiting=lambda _, there: self._show_wait(show, SILENT if there else AWAY, began_s),
+                in_vain=self._in_vain,
+            )
+        except SilentDaemonError:
+            self._in_vain = _signs(self.directory)
+            raise
         if client is None:
             self._in_vain = _signs(self.directory)
         return client
@@ -295,8 +303,8 @@ class KernelSession:
             ).start()
 
     def _revive(self, path: Path) -> None:
+        from kiwi_core.client.asking import REVIVED_WITHIN_S
         from kiwi_core.client.autostart import autostart
-        from kiwi_core.client.patience import REVIVED_WITHIN_S
 
         time.sleep(REVIVED_WITHIN_S)
         client = self._client

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kiwi_core.client import Client, discover
+from kiwi_core.client import Client, discover, discovery
 from kiwi_core.client.directory import LEFT_LATELY_S, signs_of_a_daemon, why_no_sockets
-from kiwi_core.errors import PeerError, is_full
+from kiwi_core.errors import PeerError, SilentDaemonError, is_full
 from kiwi_core.wire.messages import Error, Role
 from tests.client.scripted_daemon import ScriptedDaemon
 
@@ -95,6 +95,21 @@ def test_a_full_daemon_hides_no_other(two: Path, name: str) -> None:
         with pytest.raises(PeerError) as caught:
             discover(two, "2")
         assert is_full(caught.value), "it may be that one"
+    finally:
+        daemon.stop()
+
+
+def test_a_daemon_that_does_not_answer_hides_no_other(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "_ASK_TIMEOUT_S", 0.3)
+    daemon = ScriptedDaemon(two / "GPU-aaaa0000.sock")
+    daemon.script = lambda _peer, _message: None
+    daemon.start()
+    try:
+        assert names(discover(two, "1")) == [A]
+        with pytest.raises(SilentDaemonError):  # it may be that one
+            discover(two, "2")
     finally:
         daemon.stop()
 

@@ -239,7 +239,7 @@ def test_who_is_turned_away_before_the_hello_hears_why(tmp_path: Path) -> None:
         link = DaemonSocket(sock)
         try:
             with pytest.raises(PeerError) as caught:
-                welcomed(link, hello, Patience(PATIENCE_S))
+                welcomed(link, tmp_path / "full.sock", hello, Patience(PATIENCE_S))
         finally:
             link.close()
     assert caught.value.code == "too-many-connections"

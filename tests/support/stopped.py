@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _GUARD = """
 import os, signal, sys
@@ -28,16 +28,17 @@ def is_stopped(pid: int) -> bool:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Stop ``pid`` during the block. It goes on afterwards, even if this test run is killed: a
-    process that would end by itself cannot do so while it is stopped."""
+def stopped(pid: int) -> Iterator[Callable[[], None]]:
+    """Stop ``pid`` during the block; yield what makes it go on earlier. It goes on afterwards, even
+    if this test run is killed: a process that would end by itself cannot do so while it is
+    stopped."""
     guard = subprocess.Popen(
         [sys.executable, "-S", "-c", _GUARD, str(pid)],
         stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     os.kill(pid, signal.SIGSTOP)
     try:
-        yield
+        yield lambda: os.kill(pid, signal.SIGCONT)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

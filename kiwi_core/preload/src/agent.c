@@ -173,7 +173,9 @@ static void wait_for_something(void) {
     }
 }
 
-/* Drops a connection whose daemon reads nothing more. If it never welcomed us, its last message says why. */
+/* Drops a connection whose daemon reads nothing more. If it never welcomed us, its last message says why. Otherwise
+ * what is unread stays so. It may be an order, which must not begin now: nobody would hear its outcome, and after a
+ * hold nobody would say "free". The next daemon learns from our state that nothing was done. */
 static void cut_off(int64_t now_ns) {
     if (!kp_talk_welcomed()) kp_wire_receive(&kp_wire, kp_talk_heard);
     lose(now_ns);
