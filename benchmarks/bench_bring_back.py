@@ -1,4 +1,4 @@
-"""How much of the wait of a cell whose memory was paged out the bring-back hint saves.
+"""How much the bring-back hint shortens the wait of a cell whose memory was paged out.
 
 Real kernels and a real daemon use an emulated GPU whose copies take as long as on a real one,
 scaled down 256 times: 256 MiB at 64 MiB/s stand for 64 GiB at 16 GiB/s. The emulated driver proves
@@ -6,7 +6,7 @@ nothing about speed: the time of a page-in is injected. The benchmark measures h
 is left for the cell to wait for, and the order of events.
 
 1. *The wait saved.* A notebook's memory is out; a hint is given, and some seconds later its cell is
-   run: how long it takes, against no hint, and against memory that was in all the time.
+   run. Its time is compared with that without a hint, and with memory that was in all the time.
 2. *The price of a wrong hint.* A page-in for one notebook has just begun when another one asks.
 3. *In JupyterLab.* The same as 1, with a key typed into the notebook in a real browser as the hint.
 """

@@ -1,4 +1,4 @@
-"""How accurate the waits are that people are shown, in the simulator, and the cost of a look.
+"""The accuracy of the waits that users are shown, in the simulator, and the cost of a forecast.
 
     python benchmarks/bench_expected_waits.py [--json FILE] [--quick] [--jobs N] [--hours H]
     python benchmarks/bench_expected_waits.py --cost [--json FILE]
@@ -12,8 +12,8 @@ in the middle and wait to go on are counted apart: under the interactive policy 
 overtake them, which cannot be foreseen. They are shown an upper bound, which holds if the wait was
 no longer.
 
-``--cost``: one look with all but one of 10, 50 and 200 sessions in the queue, in ms of processor
-time; and how often a figure rose along a wait, if it is read each second.
+``--cost``: one forecast with all but one of 10, 50 and 200 sessions in the queue, in ms of
+processor time; and how often a figure rose during a wait, if it is read each second.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Told:
 
 
 class Watched(Simulation):
-    """A simulation that looks whenever a session joins the queue, as the daemon does, and also
-    every ``every_ns`` while any session waits."""
+    """A simulation that makes a forecast whenever a session joins the queue, as the daemon does,
+    and also every ``every_ns`` while any session waits."""
 
     every_ns = 0
 
@@ -245,7 +245,7 @@ def crowd(sessions: int, policy: str) -> tuple[Scheduler, int]:
 
 
 def cost(looks: int) -> list[dict[str, Any]]:
-    """Return processor times; each look comes late enough after the one before that none is
+    """Return processor times; each forecast comes so long after the previous one that none is
     cached."""
     rows = []
     for policy in names():

@@ -1,4 +1,4 @@
-"""The cost of the labextension: JupyterLab's start in the browser with and without it, and its
+"""The cost of the labextension: the start of JupyterLab in the browser with and without it, and its
 size.
 
 A real headless Chromium loads JupyterLab of one real server again and again: with the labextension;

@@ -3,8 +3,8 @@
     python benchmarks/bench_placing.py [--json FILE] [--quick]
 
 1,000 GPUs (125 nodes of 8) with ten notebooks each on average, which come and go within two
-hours. The rule ``wait`` is played with weights that are read every 10 s, 60 s and 600 s. Packing is
-the baseline: it is what Slurm and Kubernetes do with shares of GPUs unless told otherwise.
+hours. The rule ``wait`` is simulated with weights that are read every 10 s, 60 s and 600 s. Packing
+is the baseline: it is what Slurm and Kubernetes do with shares of GPUs unless told otherwise.
 """
 
 from __future__ import annotations

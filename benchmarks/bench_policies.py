@@ -73,8 +73,8 @@ def _progress(share: float) -> None:
 
 
 def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
-    """Return the bound of each policy: all other sessions want the GPU, too, and the largest has to
-    move each time, at the lowest speed of the noise."""
+    """Return the bound of each policy if all other sessions want the GPU, too, and the largest has
+    to move each time, at the lowest speed of the noise."""
     found = {}
     for mix in MIXES:
         traces = [

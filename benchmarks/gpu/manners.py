@@ -37,7 +37,7 @@ def run(stage: Stage) -> None:
 
 
 def run_dangerous(stage: Stage) -> None:
-    """Take about two minutes; the questions that most depends on come first."""
+    """Run the dangerous probes, in about two minutes; the most important ones come first."""
     book = Book(stage)
     book.group("stopped", 25, manners_ends.stopped)
     book.group("failed_restore", 30, manners_ends.failed_restore)

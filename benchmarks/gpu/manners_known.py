@@ -130,4 +130,5 @@ OTHER_THAN_THE_EMULATOR: dict[str, str] = {
 KINDER_ELSEWHERE: dict[str, str] = {
     "memory.given_back": "G saw 5 MiB, Kiwi 6 MiB: a restore needs as much.",
 }
-"""Rows in which the emulator follows Kiwi's own run, because others saw a kinder driver."""
+"""Rows in which the emulator follows Kiwi's own run, because others saw a driver that does less
+harm."""

@@ -12,13 +12,13 @@ PARTITION = "notebooks"
 c = get_config()  # noqa: F821
 c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
 c.Spawner.cmd = ["/opt/kiwi/bin/jupyterhub-singleuser"]
-# Both are needed: the first one lets srun pass the PATH on, and sudo puts its own into it before.
+# Both are needed: the first lets srun pass the PATH on, into which sudo has put its own before.
 c.Spawner.environment = {"PATH": "/opt/kiwi/bin:/usr/bin:/bin"}
 c.BatchSpawnerBase.req_prologue = "export PATH=/opt/kiwi/bin:/usr/bin:/bin"
 c.BatchSpawnerBase.req_partition = PARTITION
 c.BatchSpawnerBase.req_nprocs = "1"
 c.BatchSpawnerBase.req_runtime = "8:00:00"
-# job_submit.lua makes a part of a GPU of it, and gives RAM for what is moved out.
+# job_submit.lua turns this into a part of a GPU, and adds RAM for memory that is moved out.
 c.SlurmSpawner.req_gres = "gpu:1"
 c.BatchSpawnerBase.exec_prefix = "sudo -E -u {username}"
 
