@@ -116,17 +116,21 @@ class Connection(asyncio.Protocol):
             self._listen_for_hello()
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_line and not self.choked:
-            began_ns = time.monotonic_ns()
-            if self._turns.now(self, began_ns):
-                line = self._reader.only_line(data)
-                if line is not None:  # the usual case: do not delay the waiting client further
-                    began_cpu_ns = time.thread_time_ns()
-                    self._attempt(line)
-                    self._turns.paid(self, began_ns, began_cpu_ns)
-                    return
-        self._unread += data
-        self._await_message_turn()
+        if self._in_line or self.choked:
+            self._unread += data
+            return
+        line = self._reader.only_line(data)
+        if line is not None:  # the usual case
+            self._lines.append(line)
+        else:
+            self._unread += data
+        now_ns = time.monotonic_ns()
+        while self.ready() and self._turns.now(self, now_ns):  # the client waits
+            began_cpu_ns = time.thread_time_ns()
+            self.handle_next()
+            now_ns = self._turns.paid(self, now_ns, began_cpu_ns)
+        if self._lines or self._unread or self._reader.held_bytes:
+            self._await_message_turn(len(data))
 
     def pause_writing(self) -> None:
         """Read nothing more from the peer until it has read its answers."""
@@ -137,16 +141,16 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.choked = False
         self._outbox.now(self.peer.uid, 0)
-        self._await_message_turn()
+        self._await_message_turn(len(self._unread))
 
     # --- its turn (see ``message_turns.Talker``) ------------------------------------------------
 
-    def _await_message_turn(self) -> None:
+    def _await_message_turn(self, unread_bytes: int) -> None:
         if self._in_line or self.closed or self.choked:
             return
         assert self._transport is not None
         self._transport.pause_reading()
-        held_bytes = len(self._unread) + self._reader.held_bytes
+        held_bytes = unread_bytes + self._reader.held_bytes
         if not self._inbox.now(self.peer.uid, held_bytes):
             self.end_with(_TOO_MUCH)
             return
