@@ -35,6 +35,9 @@ PARTS_OF_STRUCTS: Final = {
 }
 """Fields that hold some fields of another struct: a ``dict`` in Python."""
 
+WITH_DEFAULTS: Final = ("IGpu", "IMemory", "IScheduler", "ISession", "IWaiter")
+"""The interfaces whose objects ``labextension/stories/make.ts`` makes."""
+
 HEADER: Final = """\
 /**
  * The types of the server extension's REST interface and stream (docs/rest.md).
@@ -93,7 +96,7 @@ def _interface(of: types.StructType) -> Iterator[str]:
         yield _comment(comments.get(field.name, ""), "  ")
         yield f"  readonly {_field(of, field)};\n"
     yield "}\n"
-    if of.tag_field is None and not of.cls.__struct_config__.omit_defaults:
+    if _name(of) in WITH_DEFAULTS:
         yield _defaults(of)
 
 
@@ -106,8 +109,6 @@ def _defaults(of: types.StructType) -> str:
             made = field.default_factory is not NODEFAULT
             value = to_builtins(field.default_factory() if made else field.default)
             lines.append(f"  {field.encode_name}: {_literal(value)}")
-    if not lines:
-        return ""
     fields = ",\n".join(lines)
     name = _name(of)[1:].upper()
     return f"\nexport const {name}_DEFAULTS = {{\n{fields}\n}} as const;\n"

@@ -13,10 +13,6 @@ export interface IProblem {
   readonly remedy: string;
 }
 
-export const PROBLEM_DEFAULTS = {
-  remedy: ''
-} as const;
-
 /** `problem` says why there are no GPUs to show. */
 export interface IServer {
   readonly version: string;
@@ -24,10 +20,6 @@ export interface IServer {
   readonly history_s: number;
   readonly problem: IProblem | null;
 }
-
-export const SERVER_DEFAULTS = {
-  problem: null
-} as const;
 
 export interface IMemory {
   readonly total_bytes: number;
@@ -234,13 +226,6 @@ export interface IGauges {
   readonly power_limit_w: number | null;
 }
 
-export const GAUGES_DEFAULTS = {
-  utilisation_percent: null,
-  temperature_c: null,
-  power_w: null,
-  power_limit_w: null
-} as const;
-
 /**
  * A program outside Kiwi that has GPU memory. Another user's has neither name nor pid:
  * `name` is then "another user", `pid` 0, and one entry holds the sum of all of them.
@@ -267,13 +252,6 @@ export interface IHistory {
   readonly hinted: boolean;
   readonly path: string | null;
 }
-
-export const HISTORY_DEFAULTS = {
-  bytes_moved: 0,
-  ok: true,
-  hinted: false,
-  path: null
-} as const;
 
 /** A GPU. `reachable`: its daemon answers; otherwise the rest is the last known state. */
 export interface IGpu {
