@@ -22,6 +22,12 @@ ENV_DISABLE = "KIWI_DISABLE"
 PLACING_LOCK = "placing.lock"
 """File in the socket directory that a program locks while it chooses between GPUs."""
 
+ENV_DAEMON_ARGS = "KIWI_DAEMON_ARGS"
+"""More arguments for a daemon that is started automatically, written as in a shell."""
+
+GPU_DEVICES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/nvhost-ctrl", "/dev/dxg")
+"""One of these exists if there is an NVIDIA driver; the last is WSL's."""
+
 ENV_GPU = "KIWI_GPU"
 ENV_PAGER = "KIWI_PAGER"
 
@@ -200,6 +206,11 @@ class Config:
 
 
 DEFAULTS = Config()
+
+
+def gpu_possible() -> bool:
+    """Return whether a daemon that is started here could find a GPU, real or emulated."""
+    return ENV_DAEMON_ARGS in os.environ or any(map(os.path.exists, GPU_DEVICES))
 
 
 def socket_dir(env: Mapping[str, str] | None = None) -> Path:

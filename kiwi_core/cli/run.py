@@ -81,8 +81,6 @@ NO_GATE: Final = (
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
 """The library's variable: "0" means that it is the gate only, and leaves memory to the driver."""
 
-ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
-
 LOOK_EVERY_S: Final = 0.25
 STATUS_WITHIN_S: Final = 2.0
 
@@ -259,7 +257,7 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
         most_s = asking.HANGS_AFTER_S if there else within_s
         warn(f"The Kiwi daemon {what}. Waiting up to {most_s:g} s for it.")
 
-    may_start = gpu_possible(dict(os.environ)) and may_start_in(directory)
+    may_start = config.gpu_possible() and may_start_in(directory)
     within_s = asking.REVIVED_WITHIN_S if may_start else asking.RESTARTED_WITHIN_S
     try:
         return connect()
@@ -374,12 +372,6 @@ def wanted_gpu(named: str | None, env: dict[str, str]) -> str | None:
     if named or env.get(config.ENV_GPU):
         return named or env[config.ENV_GPU]
     return only_visible(env) or None
-
-
-def gpu_possible(env: dict[str, str]) -> bool:
-    """Return whether a daemon could find a GPU here; without one, starting it would be useless."""
-    devices = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # the last is WSL's
-    return bool(env.get(ENV_DAEMON_ARGS)) or any(map(os.path.exists, devices))
 
 
 def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dict[str, str]:

@@ -21,15 +21,12 @@ from kiwi_core import interpreter
 from kiwi_core.client.asking import ToldPatience, answers
 from kiwi_core.client.directory import why_unsafe
 from kiwi_core.client.discovery import discover
-from kiwi_core.config import DEFAULTS
+from kiwi_core.config import DEFAULTS, ENV_DAEMON_ARGS
 from kiwi_core.errors import CallerError, PeerError, SilentDaemonError
 from kiwi_core.units import ns_to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
-"""More arguments for a daemon that is started automatically, written as in a shell."""
 
 LOG_NAME: Final = "daemon.log"
 """File in the socket directory with the output of a daemon that was started here."""

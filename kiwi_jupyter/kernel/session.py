@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_core.config import socket_dir
+from kiwi_core.config import gpu_possible, socket_dir
 from kiwi_core.errors import CallerError, KiwiError, SilentDaemonError, is_full
 from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
@@ -45,13 +45,6 @@ LOOK_AGAIN_S: Final = 5.0
 """How long the answer of ``possible`` is reused."""
 
 NOTICES_MAX: Final = 32
-
-_GPU_DEVICES: Final = (
-    "/dev/nvidiactl",
-    "/proc/driver/nvidia/version",
-    "/dev/nvhost-ctrl",
-    "/dev/dxg",
-)
 
 
 class KernelSession:
@@ -124,9 +117,7 @@ class KernelSession:
         return now_s < self._possible_until_s
 
     def _may_start(self) -> bool:
-        return self._config.autostart and (
-            "KIWI_DAEMON_ARGS" in os.environ or any(map(os.path.exists, _GPU_DEVICES))
-        )
+        return self._config.autostart and gpu_possible()
 
     def client(self, show: Callable[[str], None] | None = None) -> Client | None:
         """Return the connected client; ``None`` if the cell has to run without Kiwi (the reason is

@@ -11,8 +11,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import config
 from kiwi_core.client import discover
-from kiwi_core.client.autostart import ENV_DAEMON_ARGS, autostart
+from kiwi_core.client.autostart import autostart
 from kiwi_core.errors import KiwiError, PeerError
 from kiwi_jupyter.server_ext.daemon_follower import DaemonFollower, DaemonLost, Heard
 from kiwi_jupyter.server_ext.gpu_record import GpuRecord
@@ -46,14 +47,6 @@ START_AGAIN_S: Final = 5.0
 
 BACK_BY_ITSELF_S: Final = 3.0
 """How long a daemon that just went away may take to return: its supervisor restarts it at once."""
-
-GPU_DEVICES: Final = (
-    "/dev/nvidiactl",
-    "/proc/driver/nvidia/version",
-    "/dev/nvhost-ctrl",
-    "/dev/dxg",
-)
-"""One of these exists if there is an NVIDIA driver."""
 
 
 class DaemonConnections:
@@ -199,15 +192,10 @@ class DaemonConnections:
         return (
             self._autostarts
             and self._starting is None
-            and self._worth_starting()
+            and config.gpu_possible()
             and not self._somebody_answers()
             and time.monotonic() - self._start_failed_s >= START_AGAIN_S
         )
-
-    @staticmethod
-    def _worth_starting() -> bool:
-        """Return whether a daemon would find a GPU, or whether KIWI_DAEMON_ARGS says what to do."""
-        return ENV_DAEMON_ARGS in os.environ or any(map(os.path.exists, GPU_DEVICES))
 
     def _somebody_answers(self) -> bool:
         return any(follower.client is not None for follower in self._followers.values())
@@ -251,7 +239,7 @@ class DaemonConnections:
                 remedy="The administrator of this machine can allow it: the directory must be "
                 "readable.",
             )
-        if self._autostarts and not self._worth_starting():
+        if self._autostarts and not config.gpu_possible():
             return Problem(
                 code="no-gpu",
                 message="This machine has no NVIDIA driver, so there is no GPU to share.",

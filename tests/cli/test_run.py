@@ -17,6 +17,7 @@ import pytest
 from cli_process import PATIENCE_S, finish
 from scripted_daemon import eventually
 
+from kiwi_core import config
 from kiwi_core.cli import child, exits, run
 from kiwi_core.cli.wait_line import TerminalWaitLine, sentence
 from kiwi_core.states import Notice
@@ -43,7 +44,7 @@ def python(code: str) -> list[str]:
 @pytest.fixture
 def no_gpu(monkeypatch):
     """Hide this machine's GPU, so that no real daemon is started."""
-    monkeypatch.setattr(run, "gpu_possible", lambda _env: False)
+    monkeypatch.setattr(config, "gpu_possible", lambda: False)
 
 
 def test_a_program_is_one_burst_of_one_session(spawn, daemon):
@@ -219,7 +220,7 @@ def test_no_command_is_a_usage_error(kiwi, sockets):
 
 
 def test_without_a_daemon_it_runs_all_the_same_and_says_so(spawn, sockets):
-    if run.gpu_possible({}):
+    if config.gpu_possible():
         pytest.skip("on a machine with a GPU a daemon would be started")
     result = finish(spawn("run", *python("print('ran'); raise SystemExit(5)")))
     assert (result.code, result.out) == (5, "ran\n")

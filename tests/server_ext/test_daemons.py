@@ -18,6 +18,7 @@ import psutil
 import pytest
 from daemon import PATIENCE_S, Daemon
 
+from kiwi_core import config
 from kiwi_jupyter.server_ext import daemon_connections, daemon_follower
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class TestWithoutADaemon:
     async def test_a_machine_without_a_gpu_is_told_so(
         self, ask: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(daemon_connections, "GPU_DEVICES", (str(tmp_path / "nvidiactl"),))
+        monkeypatch.setattr(config, "GPU_DEVICES", (str(tmp_path / "nvidiactl"),))
         _, state = await ask("status")
         assert problem(state) == "no-gpu", state["server"]
         assert "--emulate" in state["server"]["problem"]["remedy"]
