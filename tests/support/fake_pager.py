@@ -33,7 +33,7 @@ from kiwi_core.states import Reason, Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from kiwi_core.pager.api import Outcome
     from kiwi_core.units import SessionId
@@ -54,13 +54,6 @@ class Lose:
     """The call loses the contents for good."""
 
     detail: str = "scripted"
-
-
-@dataclass(frozen=True)
-class Slow:
-    """The call takes this much longer."""
-
-    duration_s: float
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,7 @@ class Hang:
             await asyncio.sleep(_POLL_S)
 
 
-Fault = Refuse | Lose | Slow | Raise | Hang
+Fault = Refuse | Lose | Raise | Hang
 
 _POLL_S = 0.002
 
@@ -107,28 +100,14 @@ class _Process:
 
 
 class FakePager:
-    """A pager in memory. Programs outside Kiwi hold ``outside_bytes``. ``copy_bytes_per_s`` is the
-    speed of moves; ``None``: they take no time. Any thread may call the methods for the test."""
+    """A pager in memory, whose moves take no time. Any thread may call the methods for the test."""
 
-    def __init__(
-        self,
-        total_bytes: int,
-        *,
-        outside_bytes: int = 0,
-        copy_bytes_per_s: int | None = None,
-        room_wait_ns: int = 0,
-        alive: Callable[[ProcessRef], bool] = lambda _ref: True,
-    ) -> None:
+    def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.calls: list[tuple[str, SessionId]] = []
         """All operations that were requested, in order."""
-        self.imported: dict[ProcessRef, int] = {}
-        """The last argument of ``import_footprints``."""
         self._roots: dict[SessionId, ProcessRef] = {}
-        self._outside_bytes = outside_bytes
-        self._copy_bytes_per_s = copy_bytes_per_s
-        self._room_wait_ns = room_wait_ns
-        self._alive = alive
+        self._outside_bytes = 0
         self._processes: dict[SessionId, _Process] = {}
         self._faults: list[tuple[Call, SessionId | None, deque[Fault]]] = []
 
@@ -139,13 +118,12 @@ class FakePager:
         of the test, if the bytes do not fit."""
         process = self._processes.setdefault(session, _Process(0))
         grows_bytes = resident_bytes - process.size_bytes
-        if process.residency is Residency.RESIDENT and grows_bytes > self._free():
+        if process.residency is Residency.RESIDENT and grows_bytes > self.free_bytes:
             raise ValueError(f"{session} cannot grow by {format_bytes(grows_bytes)}")
         process.size_bytes, process.busy = resident_bytes, busy
 
     def end(self, session: SessionId) -> None:
         """Let its process die and free its memory, wherever it is."""
-        self._process(session).alive = False  # for an operation in progress on it
         self._processes[session] = _Process(0, alive=False)
 
     def hold_outside(self, size_bytes: int) -> None:
@@ -161,12 +139,8 @@ class FakePager:
 
     @property
     def free_bytes(self) -> int:
-        return self._free()
-
-    @property
-    def paged_out_bytes(self) -> int:
-        processes = self._processes.values()
-        return sum(p.out_bytes for p in processes if p.residency is Residency.PAGED_OUT)
+        used = sum(process.left_bytes for process in self._processes.values())
+        return self.total_bytes - self._outside_bytes - used
 
     # --- the pager -----------------------------------------------------------------------------
 
@@ -183,14 +157,11 @@ class FakePager:
         return await self._perform("page_out", target, self._page_out)
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
-        async def operation(process: _Process) -> int | Refused:
-            return await self._page_in(process, deadline_ns)
-
-        return await self._perform("page_in", target, operation)
+        return await self._perform("page_in", target, self._page_in)
 
     async def observe(self, target: Target) -> Observation:
         process = self._process(target.session)
-        if not process.alive or not self._alive(target.root):
+        if not process.alive:
             return Observation(False, Residency.RESIDENT, 0, 0)
         in_ram = process.residency is Residency.PAGED_OUT
         resident_bytes = process.left_bytes
@@ -216,8 +187,7 @@ class FakePager:
         }
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
-        """Only record ``footprints``: the test has set the sizes."""
-        self.imported = dict(footprints)
+        """Do nothing: the test has set the sizes."""
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -225,7 +195,7 @@ class FakePager:
         self,
         call: Call,
         target: Target,
-        operation: Callable[[_Process], Awaitable[int | Refused]],
+        operation: Callable[[_Process], int | Refused],
     ) -> Outcome:
         began_ns = time.monotonic_ns()
         self.calls.append((call, target.session))
@@ -234,11 +204,10 @@ class FakePager:
         if outcome is not None:
             return outcome
         process = self._process(target.session)
-        done = self._stopped(process, target) or await operation(process)
-        gone = self._stopped(process, target)  # it may have died while its memory was moved
+        done = self._stopped(process, target) or operation(process)
         if isinstance(done, (Refused, Lost)):
             return done
-        return gone or Moved(done, time.monotonic_ns() - began_ns)
+        return Moved(done, time.monotonic_ns() - began_ns)
 
     def _take_fault(self, call: Call, session: SessionId) -> Fault | None:
         for scripted, of, faults in self._faults:
@@ -254,8 +223,6 @@ class FakePager:
         if isinstance(fault, Lose):
             self._process(target.session).residency = Residency.LOST
             return Lost(fault.detail)
-        if isinstance(fault, Slow):
-            await asyncio.sleep(fault.duration_s)
         if isinstance(fault, Hang):
             await fault.wait()
         return None
@@ -264,54 +231,34 @@ class FakePager:
         return self._processes.setdefault(session, _Process(0))
 
     def _stopped(self, process: _Process, target: Target) -> Refused | Lost | None:
-        now = self._process(target.session)
-        if now is not process or not now.alive or not self._alive(target.root):
+        if not process.alive:
             return Refused(Reason.GONE, f"Process {target.root.pid} has ended.")
-        return Lost("It was lost earlier.") if now.residency is Residency.LOST else None
+        return Lost("It was lost earlier.") if process.residency is Residency.LOST else None
 
-    def _free(self) -> int:
-        used = sum(process.left_bytes for process in self._processes.values())
-        return self.total_bytes - self._outside_bytes - used
-
-    async def _suspend(self, process: _Process) -> int:
+    def _suspend(self, process: _Process) -> int:
         if process.size_bytes and process.residency is Residency.RESIDENT:
             process.residency = Residency.SUSPENDED
         return 0
 
-    async def _resume(self, process: _Process) -> int | Refused:
+    def _resume(self, process: _Process) -> int | Refused:
         if process.residency is Residency.PAGED_OUT:
             return Refused(Reason.DRIVER, "Its memory is in system RAM.")
         process.residency = Residency.RESIDENT
         return 0
 
-    async def _page_out(self, process: _Process) -> int:
+    def _page_out(self, process: _Process) -> int:
         if not process.left_bytes:
             return 0
-        if process.residency is Residency.RESIDENT:
-            process.residency = Residency.SUSPENDED
-        await self._copy(process, process.left_bytes)
         process.out_bytes = process.size_bytes
         process.residency = Residency.PAGED_OUT
         return process.out_bytes
 
-    async def _page_in(self, process: _Process, deadline_ns: int) -> int | Refused:
+    def _page_in(self, process: _Process) -> int | Refused:
         if process.residency is not Residency.PAGED_OUT:
-            return await self._resume(process)
-        until_ns = min(deadline_ns, time.monotonic_ns() + self._room_wait_ns)
+            return self._resume(process)
         need_bytes = process.out_bytes
-        while self._free() < need_bytes and process.alive:
-            if time.monotonic_ns() >= until_ns:
-                return Refused(Reason.NO_ROOM, f"Only {format_bytes(self._free())} are free.")
-            await asyncio.sleep(_POLL_S)
-        process.residency = Residency.SUSPENDED  # its room is taken from here on
+        if self.free_bytes < need_bytes:
+            return Refused(Reason.NO_ROOM, f"Only {format_bytes(self.free_bytes)} are free.")
         process.out_bytes = 0
-        await self._copy(process, need_bytes)
         process.residency = Residency.RESIDENT
         return need_bytes
-
-    async def _copy(self, process: _Process, size_bytes: int) -> None:
-        """Wait for as long as the copy takes, or until the process dies."""
-        if self._copy_bytes_per_s:
-            until_s = time.monotonic() + size_bytes / self._copy_bytes_per_s
-            while process.alive and (left_s := until_s - time.monotonic()) > 0:
-                await asyncio.sleep(min(left_s, _POLL_S))
