@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from common import Samples, arguments, machine, report, table, target
 from flooder import KINDS
-from unprivileged import RootDaemon, bursts, can_be_others, flood, root_daemon, wait_for
+from patience import wait_until
+from unprivileged import RootDaemon, bursts, can_be_others, flood, root_daemon
 
 if TYPE_CHECKING:
     import argparse
@@ -54,7 +55,7 @@ def measure(daemon: RootDaemon, kind: str, args: Any) -> dict[str, Any]:
     with flood(daemon, kind, processes=args.processes, connections=args.connections):
         time.sleep(min(settle_s, 1.0) if args.quick else settle_s)
         flooded = summary(bursts(daemon, args.bursts, args.pause))
-    wait_for(lambda: not daemon.status()["sessions"], "the flood is over")
+    wait_until(lambda: not daemon.status()["sessions"], "the flood is over")
     return {"calm": calm, "flooded": flooded}
 
 
