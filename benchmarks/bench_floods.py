@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from common import Samples, arguments, machine, report, table, target
 from flooder import KINDS
+from installed import CAN_CHANGE_USER
 from patience import wait_until
-from unprivileged import RootDaemon, bursts, can_be_others, flood, root_daemon
+from unprivileged import RootDaemon, bursts, flood, root_daemon
 
 if TYPE_CHECKING:
     import argparse
@@ -91,7 +92,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> int:
     args = arguments(__doc__, options)
-    if not can_be_others():
+    if not CAN_CHANGE_USER:
         print("needs root and setpriv", file=sys.stderr)
         return 1
     if args.quick:

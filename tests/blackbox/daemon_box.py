@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 from emulated_gpu import EmulatedGpu
+from installed import KIWI, end
 from patience import die_with_the_test, wait_until
 from talker import Talker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-KIWI = Path(sys.executable).with_name("kiwi")
-"""The installed command."""
 
 MOVER = "kiwi_core.movers"
 """The argument that names a mover: a worker process that calls the driver for a daemon."""
@@ -109,12 +105,8 @@ class DaemonBox:
         self._hang_up()
         if self._gpu is not None:
             self._gpu.close()
-        if self.process is not None and self.process.poll() is None:
-            family = psutil.Process(self.process.pid).children(recursive=True)
-            for one in (self.process, *family):
-                with suppress(psutil.Error):
-                    one.kill()
-            self.process.wait()
+        if self.process is not None:
+            end(self.process)
 
     # --- the wire
 
@@ -239,11 +231,8 @@ def makes_a_call(mover: psutil.Process) -> bool:
 @contextmanager
 def running_daemon(sizes: str = "1x128MiB", *args: str) -> Iterator[DaemonBox]:
     """Run a daemon; it and its files are gone at the end."""
-    directory = Path(tempfile.mkdtemp(prefix="kw-"))
-    box = DaemonBox(directory, sizes, args)
-    try:
-        box.start()
-        yield box
-    finally:
-        box.close()
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="kw-", ignore_cleanup_errors=True) as directory:
+        box = DaemonBox(Path(directory), sizes, args)
+        with closing(box):
+            box.start()
+            yield box

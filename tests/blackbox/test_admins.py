@@ -51,7 +51,7 @@ def release(
 def kiwi(
     daemon: RootDaemon, what: str, session: str, uid: int, gid: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = as_user(uid, [str(KIWI), what, session])
+    command = [*as_user(uid), str(KIWI), what, session]
     if gid is not None:
         command = [f"--regid={gid}" if word.startswith("--regid") else word for word in command]
     return subprocess.run(

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import gpu_cells
 import psutil
 import pytest
-from daemon_box import KIWI, DaemonBox
+from daemon_box import DaemonBox
+from installed import KIWI
 from kernels import running_kernel
 from lab import running_lab
 from leftovers import nothing_left

@@ -116,7 +116,7 @@ def test_a_program_waits_for_a_place_and_does_not_run_without_kiwi(daemon: RootD
     with crowd(daemon, "session", MORE_THAN_A_SHARE, uid=ALICE) as said:
         assert said[FULL]
         process = subprocess.Popen(
-            as_user(ALICE, [str(KIWI), "run", "--", "/bin/echo", "it runs"]),
+            [*as_user(ALICE), str(KIWI), "run", "--", "/bin/echo", "it runs"],
             env={**daemon.env, "HOME": "/nonexistent"}, cwd="/",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

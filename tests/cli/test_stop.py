@@ -125,7 +125,7 @@ def test_another_users_daemon(
     needs_other_users()
     sockets.chmod(0o755)
     process = start(1)
-    command = as_user(ALICE, [str(KIWI), "stop", "--socket-dir", str(sockets)])
+    command = [*as_user(ALICE), str(KIWI), "stop", "--socket-dir", str(sockets)]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=PATIENCE_S)
     assert done.returncode == 1
     assert "belongs to another user" in done.stderr

@@ -24,7 +24,7 @@ class FakeSession:
     def __init__(self, pager: FakePager, size_bytes: int) -> None:
         number = next(_numbers)
         self.target = Target(SessionId(f"s{number}"), ProcessRef(number, 0))
-        self._pager, self._size_bytes = pager, size_bytes
+        self._pager = pager
         self._touching = False
         if size_bytes:
             pager.start(self.target.session, size_bytes)

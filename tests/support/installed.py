@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 KIWI = Path(sys.executable).with_name("kiwi")
 
-ALICE, MALLORY = 54331, 54332
-"""User ids without names, which the system accepts."""
+MALLORY, ALICE, BOB = 54330, 54331, 54332
+"""User ids without names, which the kernel accepts. Mallory is the hostile user."""
 
 CAN_CHANGE_USER = os.geteuid() == 0 and shutil.which("setpriv") is not None
 
@@ -100,16 +99,17 @@ def started(
         end(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    family = [process.pid]
+def end(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    """SIGKILL ``process`` and all that it has started, which is returned."""
+    family: list[psutil.Process] = []
     if process.poll() is None:
-        family += [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
-    for pid in family:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for one in family:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
     process.wait()
+    return family
 
 
 def daemons_of(directory: Path) -> list[psutil.Process]:

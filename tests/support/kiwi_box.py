@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from installed import KIWI, end
 from patience import PATIENCE_S, wait_until
 from talker import Talker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KIWI = Path(sys.executable).with_name("kiwi")
 OURS = ("LD_PRELOAD", "KIWI_PRELOAD", "KIWI_PAGER")
 """Variables that ``kiwi run --pager inprocess`` sets, as any program needs them for the library."""
 
@@ -107,12 +105,7 @@ class KiwiBox:
     def kill_daemon(self) -> None:
         """Kill the supervisor and the daemon at once, as an out-of-memory killer does."""
         assert self._daemon is not None
-        family = psutil.Process(self._daemon.pid).children(recursive=True)
-        for process in (self._daemon, *family):
-            with suppress(psutil.Error):
-                process.kill()
-        self._daemon.wait()
-        psutil.wait_procs(family, timeout=PATIENCE_S)
+        psutil.wait_procs(end(self._daemon), timeout=PATIENCE_S)
 
     def log(self) -> str:
         path = self.directory / "daemon.log"
@@ -183,10 +176,9 @@ class KiwiBox:
     def close(self) -> None:
         """End everything, in whatever state it is."""
         for process in self._others:
-            kill_tree(process.pid)
             with process:
-                process.kill()
-        if self._daemon is not None and self._daemon.poll() is None:
+                end(process)
+        if self._daemon is not None:
             self.kill_daemon()
 
 
@@ -242,22 +234,11 @@ class Program:
         self.process.wait()
 
 
-def kill_tree(pid: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in [*root.children(recursive=True), root]:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
-
-
 @contextmanager
 def running_box(size: str, *args: str, descriptors: int = 0) -> Iterator[KiwiBox]:
     """Run a box; end all that was started in it at the end."""
-    directory = Path(tempfile.mkdtemp(prefix="kw-"))
-    box = KiwiBox(directory, size, *args, descriptors=descriptors)
-    try:
-        box.start()
-        yield box
-    finally:
-        box.close()
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="kw-", ignore_cleanup_errors=True) as directory:
+        box = KiwiBox(Path(directory), size, *args, descriptors=descriptors)
+        with closing(box):
+            box.start()
+            yield box

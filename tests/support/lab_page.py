@@ -374,10 +374,6 @@ class Panel:
     def part(self, name: str) -> Locator:
         return self.root.locator(f'[data-kiwi="{name}"]')
 
-    def zoom(self, minutes: int) -> None:
-        """Set how much of the past the timeline shows."""
-        self.root.get_by_role("button", name=f"{minutes} min", exact=True).first.click()
-
     def spans(self, kind: str, session: str) -> Locator:
         return self.part("timeline").locator(
             f'[data-kiwi="span"][data-kind="{kind}"][data-session="{session}"]'

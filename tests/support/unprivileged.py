@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,39 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from installed import ALICE, BOB, CAN_CHANGE_USER, KIWI, MALLORY, as_user
 from patience import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MALLORY, ALICE, BOB = 54330, 54331, 54332
-"""User ids without names, which the kernel accepts. Mallory is the hostile user."""
+__all__ = ["ALICE", "BOB", "KIWI", "as_user"]
 
 SUPPORT = Path(__file__).parent
-KIWI = Path(sys.executable).with_name("kiwi")
-
-
-def can_be_others() -> bool:
-    return os.geteuid() == 0 and shutil.which("setpriv") is not None
 
 
 def needs_other_users() -> None:
     """Skip a test if this process cannot act as other users; in CI that is a failure."""
-    if can_be_others():
+    if CAN_CHANGE_USER:
         return
     why = "needs root and setpriv (util-linux), to act as other users"
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
-
-
-def as_user(uid: int, command: list[str]) -> list[str]:
-    """Return ``command`` run as user ``uid``, who may read this Python wherever it is, and has no
-    other privilege."""
-    return [
-        "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
-        "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", *command,
-    ]  # fmt: skip
 
 
 def python(name: str, *args: object) -> list[str]:
@@ -89,7 +74,7 @@ class RootDaemon:
         """Return the one GPU of ``kiwi status --json``."""
         command = [str(KIWI), "status", "--json"]
         done = subprocess.run(
-            command if uid is None else as_user(uid, command),
+            command if uid is None else [*as_user(uid), *command],
             env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -129,16 +114,13 @@ def _limit(descriptors: int | None) -> Callable[[], None] | None:
 def root_daemon(*args: str, descriptors: int | None = None) -> Iterator[RootDaemon]:
     """Run a root daemon. ``descriptors`` is its hard limit; with few, its own limits are
     smaller."""
-    directory = Path(tempfile.mkdtemp(prefix="kw-"))
-    directory.chmod(0o755)
-    daemon = None
-    try:
-        daemon = RootDaemon(directory, *args, descriptors=descriptors)
-        yield daemon
-    finally:
-        if daemon is not None:
+    with tempfile.TemporaryDirectory(prefix="kw-", ignore_cleanup_errors=True) as directory:
+        os.chmod(directory, 0o755)
+        daemon = RootDaemon(Path(directory), *args, descriptors=descriptors)
+        try:
+            yield daemon
+        finally:
             daemon.stop()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
@@ -164,7 +146,7 @@ def flood(
     daemon: RootDaemon, kind: str, *, uid: int = MALLORY, processes: int = 2, connections: int = 8
 ) -> Iterator[subprocess.Popen[str]]:
     command = python("flooder.py", daemon.socket, kind, processes, connections)
-    with program(as_user(uid, command), "begun") as process:
+    with program([*as_user(uid), *command], "begun") as process:
         yield process
 
 
@@ -174,7 +156,7 @@ def crowd(
 ) -> Iterator[dict[str, int]]:
     """Run a crowd of ``uid``; yield the number of connections by answer: "welcome", or an error."""
     lines = [json.dumps(one) for one in more]
-    command = as_user(uid, python("crowd.py", daemon.socket, role, count, *lines))
+    command = [*as_user(uid), *python("crowd.py", daemon.socket, role, count, *lines)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
     )
@@ -191,13 +173,8 @@ def crowd(
 def bursts(daemon: RootDaemon, count: int, pause_s: float = 0.005, *, uid: int = ALICE) -> Any:
     """Return what a well-behaved user measures: ``{"joined_s": …, "grants_s": […]}``."""
     done = subprocess.run(
-        as_user(uid, python("victim.py", daemon.socket, count, pause_s)),
+        [*as_user(uid), *python("victim.py", daemon.socket, count, pause_s)],
         capture_output=True, text=True, cwd="/", timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def percentile(values: list[float], percent: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
