@@ -1,6 +1,6 @@
 """Black-box tests: the installed ``kiwi`` command, real kernels, a real Jupyter server, sockets.
 
-They import nothing of Kiwi (a test in tests/tooling checks this), and know only what a user can
+They import nothing of Kiwi (a test in tests/tooling checks this), and use only what a user can
 know.
 """
 

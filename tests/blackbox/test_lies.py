@@ -26,7 +26,7 @@ def daemon() -> Iterator[RootDaemon]:
 
 
 class Library:
-    """This process plays the preloaded library."""
+    """This process acts as the preloaded library."""
 
     def __init__(self, path: str) -> None:
         self._sock = socket.socket(socket.AF_UNIX)

@@ -114,7 +114,7 @@ def test_who_sees_all_users_trusts_no_mount(source: Path) -> None:
     assert (inside["owner"], inside["found"]) == (NOBODY, 0)
 
 
-def test_of_this_machine(source: Path) -> None:
+def test_no_mount_of_this_machine_is_trusted(source: Path) -> None:
     descriptor = os.open(source, os.O_RDONLY)
     try:
         assert trusted_uids(descriptor) == {0}

@@ -82,7 +82,7 @@ def test_an_error_answers_the_question(daemon: ScriptedDaemon, client: Client) -
     assert len(daemon.peers) == 1
 
 
-def test_what_takes_its_time_is_overtaken(daemon: ScriptedDaemon, client: Client) -> None:
+def test_a_slow_answer_is_overtaken_by_a_quick_one(daemon: ScriptedDaemon, client: Client) -> None:
     """A daemon reads the memory before it answers a release; another thread asks meanwhile."""
     answering(daemon, Release)
     releasing = threading.Thread(target=client.release, args=("", PATIENCE_S))

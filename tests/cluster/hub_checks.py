@@ -63,7 +63,8 @@ def check_shared(verdict: Verdict, work: Path, node: Node, kind: str, user: str 
 
 
 def check_spread(verdict: Verdict, work: Path, node: Node) -> None:
-    """Two servers know nothing of each other, and no program has used a GPU yet."""
+    """Check that kernels spread although two servers know nothing of each other, and no program has
+    used a GPU yet."""
     with hub(node, work, "local"):
         said = drive(node, work, "run", str(work / "programs/where.py"), ADA, BOB)
         placed = re.findall(r"placed on (GPU-\S+)", said)
@@ -72,7 +73,7 @@ def check_spread(verdict: Verdict, work: Path, node: Node) -> None:
 
 
 def check_form(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
-    """The options page of a hub before Slurm, while all GPUs of one node are busy."""
+    """Check the options page of a hub before Slurm, while all GPUs of one node are busy."""
     kn1.run("kiwi", "set", "tq=30")
     busy = [
         kn1.start("kiwi", "run", "--gpu", gpu, "--", *program(work, 300, 150), user=BOB)

@@ -77,7 +77,7 @@ def _start(work: Path, nodes: list[Node]) -> None:
     for node in nodes[1:3]:
         start_kiwi(node)
     start_kiwi(nodes[3], "2x512MiB", "--end-immovable-after", "10")
-    # The first program of a user compiles Kiwi's library: that shall not count in a check.
+    # The first program of a user compiles Kiwi's library, which must not count in a check.
     first = [nodes[1].start("kiwi", "run", "--", "true", user=user) for user in USERS]
     slurm_checks.start(nodes[0], nodes[1:])
     for program in first:
@@ -103,7 +103,7 @@ def checks(work: Path, nodes: list[Node]) -> list[functools.partial[None]]:
 
 
 def _one(verdict: Verdict, check: functools.partial[None]) -> None:
-    """Run one check. What it waits for in vain, or cannot read, is its failure."""
+    """Run one check. If it waits in vain, or cannot read something, it has failed."""
     name = " ".join([check.func.__name__, check.keywords.get("kind", "")]).strip()
     say(name)
     try:

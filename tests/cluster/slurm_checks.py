@@ -96,7 +96,7 @@ def check_partition(verdict: Verdict, work: Path, head: Node) -> None:
 
 
 def check_counting(verdict: Verdict, work: Path, head: Node) -> None:
-    """Two jobs at once on a node where Slurm only counts: each may open both GPUs."""
+    """Check two jobs at once on a node where Slurm only counts GPUs: each may open both."""
     words = [
         "srun",
         "-p",
@@ -152,7 +152,8 @@ def check_drain(verdict: Verdict, head: Node, kn2: Node) -> None:
 
 
 def check_suspend(verdict: Verdict, work: Path, head: Node, kn2: Node) -> None:
-    """Slurm stops a job's processes (SIGSTOP) while it waits in mid-burst for its next turn."""
+    """Check a job whose processes Slurm stops (SIGSTOP) while it waits in mid-burst for its next
+    turn."""
     job = ["sbatch", "--parsable", "-w", "kn2", "--gres=shard:1", "--mem=1200", "-o", "stopped.txt",
            "--wrap", "kiwi run --gpu 0 -- python " + f"{work}/programs/{WORK} 300 12"]  # fmt: skip
     number = head.run(*job, user=ADA).strip()
@@ -183,8 +184,8 @@ def check_suspend(verdict: Verdict, work: Path, head: Node, kn2: Node) -> None:
 
 
 def check_little_ram(verdict: Verdict, work: Path, head: Node, kn3: Node) -> None:
-    """The notebook of a job without RAM for its GPU memory idles. It is ended once another job has
-    waited for that memory."""
+    """Check that an idle notebook whose job lacks RAM for its GPU memory is ended once another job
+    has waited for that memory."""
     srun = ["srun", "-p", "counted", "--gres=kiwi:1"]
     idle = head.start(*srun, "--mem=600", "env", "KIWI_GPU=0", "python",
                       work / "programs/idle_notebook.py", user=ADA, log="idle-job")  # fmt: skip

@@ -1,7 +1,8 @@
 """Tests of a driver's behaviour towards programs that it holds, as far as a real GPU can decide.
 
 The emulated driver answers as its profile says. On a real GPU a test passes on each answer that was
-seen elsewhere or is kinder, and fails on any other. ``benchmarks/gpu/manners.py`` has more cases.
+seen elsewhere or does less harm, and fails on any other. ``benchmarks/gpu/manners.py`` has more
+cases.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def test_other_calls_wait_while_it_is_out(controller, target, code):
 
 def test_memory_info_while_held(machine, controller, target):
     """An H200 with driver 580.159 answers an error while the program is out. A driver that makes
-    the program wait instead is kinder."""
+    the program wait instead does less harm."""
     expected = target.get("ck(driver.cuMemGetInfo())[1]")
     controller.do(f"checkpoint_of({target.pid}).lock()")
     locked = how_it_goes(target, "ck(driver.cuMemGetInfo())[1]")
@@ -285,7 +286,7 @@ FILL = (
 
 def test_a_checkpoint_without_a_free_block_changes_nothing(machine, controller, target):
     """An H200 with driver 580.159.04 refused with 2 MiB free at most, and worked with some
-    65 MiB. A driver that needs no room is kinder."""
+    65 MiB. A driver that needs no room passes, too."""
     hog = machine.worker()
     hog.do(FILL)
     assert call(controller, target.pid, "Lock") == OK

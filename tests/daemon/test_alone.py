@@ -72,7 +72,7 @@ with Talker(Path({path!r})) as talker:
 
 
 def test_a_child_that_dies_while_it_waits_for_room_wants_none(start: Start, program: Any) -> None:
-    """Its session lives on, and so would the wish, until the scheduler's patience ends."""
+    """Its session lives on, and so would the request, until the scheduler's time limit."""
     daemon = start("1x64MiB")
     holder, parent = program(daemon), program(daemon)
     holder.take(40, 1)

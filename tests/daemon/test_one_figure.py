@@ -1,4 +1,4 @@
-"""Tests that a waiter, a watcher and a reader of the status see the same figure of a wait."""
+"""Tests that a waiter, a watcher and a reader of the status see the same figure for a wait."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _announce(watchers: list[Watcher], reporter: Slow, for_s: float, events: int
     return virtual_time.run(run())
 
 
-def test_many_changes_are_few_words() -> None:
+def test_many_changes_make_few_messages() -> None:
     watcher, reporter = Watcher(), Slow()
     _announce([watcher], reporter, for_s=0.6, events=300)
     assert len(watcher.lines) == round(0.6 / announce.COLLECT_S)
@@ -186,7 +186,7 @@ def test_a_status_is_made_once_for_all_watchers_of_a_user() -> None:
     assert watchers[0].lines == watchers[49].lines != watchers[50].lines
 
 
-def test_talking_takes_a_small_share_of_the_time_only() -> None:
+def test_reports_take_only_a_small_share_of_the_time() -> None:
     watcher, reporter = Watcher(), Slow(block_s=0.05)
     took_s = _announce([watcher], reporter, for_s=6.0, events=1000)
     assert 10 <= reporter.made <= 1 + took_s / (0.05 + announce.SHARE * 0.05)

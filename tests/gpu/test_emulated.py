@@ -72,7 +72,7 @@ def test_a_driver_that_is_too_old(machine: Machine) -> None:
     assert "570" in text
 
 
-def test_the_way_there_and_back(machine: Machine) -> None:
+def test_a_checkpoint_and_a_restore(machine: Machine) -> None:
     target = machine.worker("init()")
     observer = machine.observer()
     seen = []

@@ -206,7 +206,7 @@ def test_the_histogram(both: Scrape) -> None:
     assert both("kiwi_lease_wait_seconds_sum", after="suspension") == 130.0
 
 
-def test_who_the_daemon_is(both: Scrape) -> None:
+def test_the_build_info_describes_the_daemon(both: Scrape) -> None:
     labels = {"version": "0.1.0", "driver": "580.65", "model": "NVIDIA H100", "emulated": "false"}
     assert both("kiwi_build_info", gpu="GPU-a", **labels) == 1
 

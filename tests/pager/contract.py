@@ -51,14 +51,14 @@ class World(Protocol):
     overhead_bytes: int
     """The most that a process uses beside what it allocates (its context)."""
     residue_bytes: int
-    """The most that a page-out leaves in the GPU; a second one takes that, too. Of what comes and
-    goes beside the program's own memory (a self-test), too."""
+    """The most that a page-out leaves in the GPU, which a second page-out takes. It includes memory
+    that comes and goes beside the program's own (a self-test)."""
 
     slack_bytes: int
-    """By how much the driver's own numbers may differ from one time to the next: 0 where they are
+    """The largest difference between two readings of the driver's numbers: 0 where they are
     exact."""
     sizes_seen: bool
-    """Whether anybody can say how much a process that is in the GPU uses of it."""
+    """Whether the GPU memory of a process can be read."""
 
     def start(self, size_bytes: int) -> Session: ...
 

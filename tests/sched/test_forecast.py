@@ -48,7 +48,7 @@ def test_futures_that_differ_are_a_range_that_is_right_for_all() -> None:
     assert careful.high_ns > wide.high_ns
 
 
-def test_an_odd_one_far_away_is_left_out() -> None:
+def test_an_outlier_is_left_out() -> None:
     assert likely([20 * S, 21 * S, 22 * S, 600 * S]).high_ns < 30 * S
     assert likely([600 * S, 600 * S, S]) == seconds(600)
 
@@ -96,7 +96,7 @@ def wait_s(entry: QueueView) -> tuple[float, float, float]:
     return tuple(ns / S for ns in waits)  # type: ignore[return-value]
 
 
-def test_one_who_computes_with_habits() -> None:
+def test_a_holder_with_regular_bursts_gives_a_figure() -> None:
     world = two()
     low, expected, high = wait_s(look(world, 62))
     assert low == expected == high == pytest.approx(4 + swap_s(world), abs=0.1)
@@ -237,7 +237,7 @@ def test_who_is_blocked_is_told_nothing() -> None:
     assert told == (None, None, None)
 
 
-def test_who_gets_blocked_is_told_nothing_any_more_not_even_from_the_look_before() -> None:
+def test_a_session_that_gets_blocked_has_no_figure_not_even_a_cached_one() -> None:
     world = two()
     assert look(world, 62).expected_wait_ns is not None
     state(world).queue[B].blocked = Notice.BLOCKED_REFUSED
@@ -312,7 +312,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_looks_are_few_however_many_look(looks: list[int]) -> None:
+def test_forecasts_are_few_however_many_readers_ask(looks: list[int]) -> None:
     world = two()
     for n in range(200):
         at_s = 62 + n / 100
@@ -324,7 +324,7 @@ def test_looks_are_few_however_many_look(looks: list[int]) -> None:
         assert looks[n + 4] - looks[n] >= S
 
 
-def test_what_people_see_change_is_looked_at_at_once(looks: list[int]) -> None:
+def test_a_change_that_people_see_makes_a_forecast_at_once(looks: list[int]) -> None:
     world = two()
     for n in range(100):
         world.do(62 + n / 100, f"n{n} joins; n{n} asks 1")
@@ -334,7 +334,8 @@ def test_what_people_see_change_is_looked_at_at_once(looks: list[int]) -> None:
 
 
 def test_a_figure_falls_together_with_what_explains_it(looks: list[int]) -> None:
-    """However many forecasts came just before: later users would not see why it falls."""
+    """This holds however many forecasts came just before: later, users would not see why the figure
+    falls."""
     world = two()
     for n in range(8):
         world.do(62 + n / 10, f"n{n} joins; n{n} asks 1; n{n} withdraws 1")
@@ -348,7 +349,7 @@ def test_a_figure_falls_together_with_what_explains_it(looks: list[int]) -> None
     assert wait_s(at_once)[1] - wait_s(later)[1] < 1.5
 
 
-def test_a_look_is_kept_for_a_moment_and_gets_shorter() -> None:
+def test_a_forecast_is_cached_for_a_moment_and_counts_down() -> None:
     world = two()
     first = look(world, 62)
     later = world.scheduler.view(62 * S + KEPT_NS // 2, ahead=True).queue[0]
@@ -452,7 +453,7 @@ def test_the_whole_turn_of_a_holder_who_computes_on_is_told() -> None:
     assert told[-1].expected_why == "longer than usual"
 
 
-def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
+def test_ranges_stay_narrow_while_they_are_right_and_widen_otherwise() -> None:
     good, bad = shown_forecast.Calibration(), shown_forecast.Calibration()
     for n in range(COUNTED):
         good.learn(promise(20), 20 * S)

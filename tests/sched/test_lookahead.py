@@ -1,4 +1,5 @@
-"""Tests of the copy that runs ahead: it decides like the scheduler, and does not change it."""
+"""Tests of the copy of the scheduler that runs ahead: it decides like the scheduler, and does not
+change it."""
 
 from __future__ import annotations
 
@@ -211,13 +212,13 @@ def test_the_copy_shares_nothing_that_changes(policy: str) -> None:
     assert twin.usage is not st.usage
 
 
-def test_who_nobody_refers_to_stays_behind() -> None:
+def test_sessions_that_nothing_refers_to_are_not_copied() -> None:
     world = two()
     world.do(63, "c joins")
     assert set(copy_of(state(world)).sessions) == {A, B}
 
 
-def test_a_wish_for_room_comes_along() -> None:
+def test_requests_for_room_are_copied() -> None:
     st = state(two())
     st.room_requests[A, 1] = RoomRequest(st.sessions[A], 1, 1 << 30, 62 * S)
     twin = copy_of(st)

@@ -26,7 +26,7 @@ def ignored(world):
     return world.scheduler.view(world.now_ns).ignored_events
 
 
-def test_nobody_is_ignored_and_counted():
+def test_events_of_unknown_sessions_are_ignored_and_counted():
     world = World()
     nobodys = (
         "joins; x dies; x dies; x asks 1; x ends 1; x withdraws 1; x lingers 1; x detaches; "

@@ -227,7 +227,7 @@ def test_turns_are_short_where_nothing_has_to_move() -> None:
     assert granted(play(world, 10, "time")) == ["a"]
 
 
-def test_the_old_goes_first_and_is_protected() -> None:
+def test_an_old_waiter_goes_first_and_is_protected() -> None:
     """A training waits while two other sessions take turns with ever new cells."""
     world = three()
     play(world, 1, "a asks 1")

@@ -16,7 +16,7 @@ from kiwi_core.units import GIB, NS_PER_S, SessionId
 A, B, NOBODY = SessionId("a"), SessionId("b"), SessionId("nobody")
 
 
-def test_one_that_could_not_be_held_is_loose_until_it_has_memory() -> None:
+def test_a_suspended_session_without_memory_is_only_recorded() -> None:
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
     for session in (A, B):
         scheduler.handle(ev.SessionJoined(session=session), 1)

@@ -104,20 +104,20 @@ def test_the_simulation_reaches_what_it_is_for():
     assert set(notices) == set(Notice) - others
 
 
-def test_so_does_that_of_libraries_that_own_the_memory():
+def test_the_simulation_of_owning_libraries_reaches_what_it_is_for():
     seen, _ = in_all(OWNED_PER_CHUNK, owned_plan_of)
     for name in ("rests", "lost", "overdue", "restarts"):
         assert seen[name] > 2, name
 
 
-def test_so_does_that_of_programs_without_a_gate():
+def test_the_simulation_of_programs_without_a_gate_reaches_what_it_is_for():
     seen, notices = in_all(UNGUARDED_PER_CHUNK, unguarded_plan_of)
     for name in ("unguarded_grants", "stops", "suspensions", "page_ins", "restarts"):
         assert seen[name] > 2, name
     assert notices[Notice.BLOCKED_UNGUARDED] > 2
 
 
-def test_so_does_that_of_jobs_with_too_little_ram():
+def test_the_simulation_of_cramped_jobs_reaches_what_it_is_for():
     seen, notices = in_all(CRAMPED_PER_CHUNK, cramped_plan_of)
     for name in (
         "ended", "ended_running", "ended_stopped", "spared", "stops", "kills", "page_ins",

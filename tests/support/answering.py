@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def answering(daemon: Daemon) -> Iterator[None]:
-    """Check that the daemon tells its status during the whole block. One that waited for the halted
-    process would not answer at all."""
+    """Check that the daemon answers with its status during the whole block. A daemon that waited
+    for the halted process would not answer at all."""
     over, failed = threading.Event(), list[Exception]()
 
     def ask() -> None:

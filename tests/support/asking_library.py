@@ -1,8 +1,8 @@
 """A process that talks like the library of a program without GPU memory, and asks for room.
 
-It prints what the daemon says to it. Arguments: the daemon's socket; the bytes that it asks for; a
-file, before whose existence it answers no order; and "parent" for a process that asks for nothing
-and starts another one that does.
+It prints the messages of the daemon. Arguments: the daemon's socket; the bytes that it asks for; a
+file (it answers no order before that exists); and "parent" for a process that asks for nothing and
+starts another one that does.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MEMORY = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup",
 @contextmanager
 def limited(pid: int, limit_bytes: int) -> Iterator[None]:
     """Move ``pid`` into a control group that allows ``limit_bytes`` from now on. What the process
-    has already stays counted where it was."""
+    already has stays counted where it was."""
     group, limit = _group(pid)
     try:
         (group / limit).write_text(str(limit_bytes))

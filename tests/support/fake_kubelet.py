@@ -37,7 +37,7 @@ class AdmissionError(Exception):
 
 @dataclass(frozen=True)
 class Given:
-    """What the container engine is told to give to a container."""
+    """The resources that the container engine has to give to a container."""
 
     places: list[str]
     envs: dict[str, str]

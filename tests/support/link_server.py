@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class Roots:
-    """A stand-in for the daemon's members: every linked process that has no linked ancestor."""
+    """A stand-in for the daemon's session registry: every linked process that has no linked
+    ancestor."""
 
     def __init__(self) -> None:
         self.by_session: dict[str, ProcessRef] = {}

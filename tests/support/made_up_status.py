@@ -1,4 +1,4 @@
-"""Statuses of GPUs that no daemon has told."""
+"""Made-up statuses of GPUs, without a daemon."""
 
 from __future__ import annotations
 

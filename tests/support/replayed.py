@@ -1,4 +1,4 @@
-"""Whether the scheduler decides again as a journal says."""
+"""Check that the scheduler makes the decisions of a journal again."""
 
 from __future__ import annotations
 

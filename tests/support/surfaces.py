@@ -1,4 +1,5 @@
-"""Compare what surfaces say of waits and turns: figures in words, and their change in time."""
+"""Compare what surfaces say about waits and turns: figures in words, and how they change with
+time."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def seconds_of(words: str) -> float | None:
-    """Return the highest figure that ``words`` name; ``None`` if they name none."""
+    """Return the highest figure in ``words``; ``None`` if there is none."""
     if "any moment" in words:
         return 0.0
     found = re.findall(r"([\d.]+) (s|min|h)\b", words)
@@ -101,7 +102,7 @@ class Watch:
         return sum(map(len, self.heard))
 
     def contradictions(self) -> list[str]:
-        """Return what cannot be true, alone or after what was said before."""
+        """Return the statements that cannot be true, alone or after earlier ones."""
         found: list[str] = []
         for heard in self.heard:
             for status in heard:

@@ -1,4 +1,4 @@
-"""Sources of notebook cells whose every second driver call is a wait or a question.
+"""Sources of notebook cells in which every second driver call is a wait or a query.
 
 A real driver crashes a program that waits while checkpointed, and so does the emulated one (profile
 ``worst``). Run ``gpu_cells.PRELUDE`` and ``SYNCHRONISING`` first, then ``make`` and one of

@@ -1,4 +1,4 @@
-"""A raw connection to a daemon's socket: it sends any bytes and reads the answers."""
+"""A raw connection to a daemon's socket, to send any bytes and read the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests only ``make test-all`` runs: ``tests/thorough.txt`` lists them."""
+"""The tests that only ``make test-all`` runs, which ``tests/thorough.txt`` lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is connected to a Unix socket. The kernel says it (sock_diag(7), which ``ss`` asks, too)."""
+"""The connections to a Unix socket, as the kernel lists them (sock_diag(7), which ``ss`` also
+uses)."""
 
 from __future__ import annotations
 

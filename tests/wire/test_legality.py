@@ -69,7 +69,7 @@ def assert_illegal(talk: Conversation, message: ClientMessage, code: str = "out-
     assert facts(talk) == before
 
 
-def test_a_whole_life() -> None:
+def test_a_whole_conversation_is_legal() -> None:
     talk = after(
         hello(), Ping(), Acquire(burst=1), GetStatus(), EndBurst(burst=1, lingering=True),
         EndBurst(burst=1), Acquire(burst=2), Withdraw(burst=2), Acquire(burst=7),
@@ -158,7 +158,7 @@ def test_a_burst_that_runs_has_a_number() -> None:
     assert_illegal(Conversation(), hello(burst=0, in_burst=True))
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_a_copy_is_independent() -> None:
     talk = after(hello(), Acquire(burst=1))
     twin = talk.copy()
     assert facts(twin) == facts(talk)

@@ -17,7 +17,7 @@ def test_a_program_that_filled_the_gpu_comes_back(
 ) -> None:
     """Some of the GPU belongs to a program outside Kiwi, and no byte of the rest is free."""
     last = part("last")
-    monkeypatch.setattr(last, "PAGERS", ("checkpoint",))  # the one that has a margin to keep
+    monkeypatch.setattr(last, "PAGERS", ("checkpoint",))  # the one that has to keep a margin
     last.full(stage)
     row = stage.rows["full and back, checkpoint"]
     assert row["passed"] is True, row

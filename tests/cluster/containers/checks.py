@@ -125,7 +125,7 @@ class Checks:
         return sessions(run([*KIWI, "status", "--json"], KIWI_SOCKET_DIR=str(self._engine.sockets)))
 
     def neighbours(self, kind: str) -> None:
-        """One container has a session; what does the other one get?"""
+        """Check what a container sees and gets while another one has a session."""
         mine, other = KINDS[kind]
         judge, engine = self._verdict.judge, self._engine
         nap = engine.start(*KIWI, "run", "--require", "--name", "secret", "--", "sleep", "100",
@@ -155,7 +155,7 @@ class Checks:
         until(lambda: not self.outside(), f"the session has left: {said}")
 
     def on_the_gpu(self, kind: str) -> None:
-        """The library for programs trusts the socket, too: its gate waits for turns."""
+        """Check that the library for programs trusts the socket, too: its gate waits for turns."""
         mine, other = KINDS[kind]
         programs = [
             self._engine.start(*KIWI, "run", "--require", "--", sys.executable, str(WORK), "40",

@@ -130,7 +130,7 @@ def check_rights(verdict: Verdict) -> None:
 
 
 def check_options(verdict: Verdict) -> None:
-    """Kiwi's own parsers take the command lines of the containers."""
+    """Check that Kiwi's own parsers accept the command lines of the containers."""
     for how, values in VALUES.items():
         for name, container in containers(values).items():
             for words in _commands(container):

@@ -119,7 +119,7 @@ async def _spawned(config: Config, node: str) -> Object:
 
 
 def check_cdi(verdict: Verdict) -> None:
-    """The file of the Container Device Interface, against the schema of its own project."""
+    """Check the file of the Container Device Interface against the schema of its own project."""
     folder = Path(os.environ["CDI_SCHEMA"])
     schema, definitions = (
         json.loads((folder / name).read_text()) for name in ("schema.json", "defs.json")

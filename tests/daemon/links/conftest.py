@@ -1,6 +1,6 @@
 """Fixtures: one daemon for all tests that leave it as they found it, and linked programs.
 
-``daemon`` comes first in a test's arguments, so that its programs end before that is checked.
+``daemon`` comes first in a test's arguments, so that programs end before the daemon is checked.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ with Talker(Path({path!r})) as talker:
 def test_one_that_execs_while_it_is_out_misses_nothing(
     start: Start, program: Any, *, crash: bool
 ) -> None:
-    """Its memory ended with its program, so the client gets no answer about it."""
+    """Its memory ended with its program, so the client gets no message about it."""
     daemon = start(*QUICK)
     notebook = program(daemon)
     code = OUT_AND_EXEC.format(path=str(daemon.sockets()[0]), size=8 * MIB)

@@ -171,7 +171,8 @@ def test_a_grandchild_is_taken_along_with_its_request_for_room(
 def test_a_session_that_dies_in_the_middle_of_a_move_leaves_a_request_for_room(
     daemon: Daemon, linked: Linked, holder: SessionProgram, tmp_path: Path
 ) -> None:
-    """It is asked anew once the move is over: only then is it known where the child's memory is."""
+    """The request is made again once the move is over: only then is it known where the child's
+    memory is."""
     parent = linked(daemon)
     child = Asking(parent.worker, daemon, tmp_path, free=False)
     try:

@@ -144,7 +144,9 @@ def test_it_owns_nothing_unless_it_is_asked_to(python: Callable[..., None]) -> N
 
 
 @pytest.mark.parametrize("how", ["by name", "by path"])
-def test_too_late(python: Callable[..., None], tmp_path: Path, how: str) -> None:
+def test_a_gate_is_too_late_once_the_driver_is_loaded(
+    python: Callable[..., None], tmp_path: Path, how: str
+) -> None:
     there = tmp_path / "libcuda.so"
     python(
         "import ctypes, os\nos.symlink(os.environ['REAL'], os.environ['THERE'])\n"

@@ -91,7 +91,7 @@ def test_the_library_exports_what_it_wraps_and_nothing_else(calls, header, libra
     assert all(name.startswith("kiwi_") for name in others), sorted(others)
 
 
-def test_what_words_cannot_carry_has_no_wrapper_without_types(calls, header):
+def test_calls_with_floats_or_large_structs_have_typed_wrappers(calls, header):
     """Floats, and large structs, are passed in other registers than words: such calls have a typed
     wrapper."""
     text = _generate._preprocessed(

@@ -127,7 +127,7 @@ print(*(wrapped(path) for path in sys.argv[1:]))
 """
 
 
-def test_of_two_drivers_the_first_is_the_one(odd, tmp_path):
+def test_only_the_first_of_two_drivers_is_wrapped(odd, tmp_path):
     """The toolkit's stub, which programs may look up first, does not count as a driver."""
     driver = (odd.directory / "libcuda.so.1").read_bytes()
     paths = [tmp_path / name / "libcuda.so.1" for name in ("stubs", "one", "other")]

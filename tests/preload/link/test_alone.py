@@ -140,7 +140,9 @@ def test_it_waits_for_a_daemon(stage: Stage, controller: Controller, mib: int) -
 
 
 @pytest.mark.parametrize("action", ["page-in", "page-out"])
-def test_once_the_driver_has_let_it_go_it_helps_itself_again(stage: Stage, action: str) -> None:
+def test_memory_comes_back_by_itself_once_the_driver_has_released_the_process(
+    stage: Stage, action: str
+) -> None:
     program = stage.program(FILLED.format(16), **SOON)
     page_out(stage)
     peer = stage.daemon.peer()

@@ -92,7 +92,9 @@ def test_a_capture_that_goes_on_refuses_the_page_out(stage: Stage, program: Work
         ("name_of(driver.cuStreamEndCapture, s)", "driver.cuStreamDestroy(c)"),
     ],
 )
-def test_until_it_has_really_ended(stage: Stage, program: Worker, fails: str, ends: str) -> None:
+def test_a_capture_counts_as_open_until_it_has_really_ended(
+    stage: Stage, program: Worker, fails: str, ends: str
+) -> None:
     peer = stage.daemon.peer()
     program.do("c = ck(driver.cuStreamCreate(1)); begin(c)")
     assert program.get(fails) != "CUDA_SUCCESS"

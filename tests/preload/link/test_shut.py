@@ -44,7 +44,7 @@ atexit.register(free, alloc(MIB))
 
 @pytest.fixture(autouse=True)
 def _without_mercy(stage: Stage) -> None:
-    """Make every thread crash that synchronises or asks while the driver has its process."""
+    """Make every thread crash that synchronises or queries while the driver has its process."""
     emulator.set_driver(stage.state, "worst")
 
 

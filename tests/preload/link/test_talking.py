@@ -220,7 +220,7 @@ def test_a_call_that_waits_since_before_the_lease_was_taken_away_asks_again(stag
     assert program.answer() is True
 
 
-def test_free_returns_to_the_last_word_about_the_gate(stage: Stage) -> None:
+def test_free_returns_the_gate_to_its_last_ordered_state(stage: Stage) -> None:
     program = stage.program()
     peer = stage.daemon.peer()
     peer.do("hold")
@@ -238,7 +238,7 @@ FILL = (
 )
 
 
-def test_no_room_is_the_last_word_only_after_the_daemon_was_asked(stage: Stage) -> None:
+def test_an_allocation_fails_only_after_the_daemon_was_asked_for_room(stage: Stage) -> None:
     program = stage.program("init()\n" + FILL)
     peer = stage.daemon.peer()
     asked = peer.of("want-room")

@@ -269,7 +269,7 @@ def test_host_memory_is_pinned_before_it_is_needed_and_given_back_on_demand(prog
     p.do("swap(); same(*held); check()")
 
 
-def test_where_nothing_can_be_pinned_pageable_memory_does(program):
+def test_pageable_memory_is_used_where_nothing_can_be_pinned(program):
     p = program()
     p.do("fault('pin', 0, -1); prepare()")
     p.do(HELD)
