@@ -243,7 +243,7 @@ def test_a_program_waits_too(short: Path) -> None:
         supervisor.suspend()
         os.kill(gpu["daemon_pid"], signal.SIGKILL)
         with started(command, log, env) as program:
-            eventually(lambda: b"waiting up to" in log.read_bytes(), "it says that it waits")
+            eventually(lambda: b"Waiting up to" in log.read_bytes(), "it says that it waits")
             supervisor.resume()
             assert program.wait(PATIENCE_S) == 0, log.read_text()
     assert "ran with Kiwi" in log.read_text()
