@@ -37,7 +37,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"Kiwi {release}"
 html_additional_pages = {"index": "index.html"}
 templates_path = ["_templates"]
-html_sidebars = {"README": []}  # a page of its own, without others beside it
+html_sidebars = {"README": []}  # a separate page without others beside it
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
@@ -52,8 +52,8 @@ def _add_toctree(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    # Code hosts draw these diagrams. The site shows their text: what draws them is a script that
-    # each reader would load from another site.
+    # Code hosts draw these diagrams. The site shows their text, because drawing them takes a script
+    # that each reader would load from another site.
     app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", _add_toctree)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

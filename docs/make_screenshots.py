@@ -1,8 +1,8 @@
 """Makes the README's pictures from a real run: ``python docs/make_screenshots.py``.
 
 Two notebooks that do not fit together share an emulated GPU in JupyterLab: one trains, the other
-waits. Nothing is staged: the numbers are those of the run. Needs Chromium and the package with its
-labextension, as the browser tests do, whose parts it uses.
+waits. Nothing is staged: the numbers are those of the run. Like the browser tests, whose helpers it
+uses, it needs Chromium and the package with its labextension.
 """
 
 from __future__ import annotations

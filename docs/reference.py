@@ -1,9 +1,9 @@
-"""Writes the parts of the pages in ``PAGES`` that the code knows best.
+"""Writes the parts of the pages in ``PAGES`` that are generated from the code.
 
     .venv/bin/python docs/reference.py
 
-Between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` stands what ``BLOCKS[NAME]()`` returns;
-``tests/tooling/test_docs.py`` fails where that is not so.
+The result of ``BLOCKS[NAME]()`` is between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``;
+``tests/tooling/test_docs.py`` fails if a page differs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BLOCK: Final = re.compile(
 
 @functools.cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command, as ``kiwi`` builds it."""
+    """Return the parser of each command, as ``kiwi`` builds it."""
     found = {}
     for name, command in COMMANDS.items():
         found[name] = argparse.ArgumentParser(prog=f"kiwi {name}")
@@ -89,7 +89,7 @@ def limits() -> str:
 
 
 def peers() -> str:
-    """The table of what peers can make a daemon hold."""
+    """Return the table of what peers can make a daemon hold."""
     rows = []
     for limit in PEER_LIMITS:
         size = format_bytes if limit.name.endswith("bytes") else "{:,}".format
@@ -114,7 +114,7 @@ def metrics() -> str:
 
 
 def lab_schema() -> dict[str, Any]:
-    """What JupyterLab's settings editor reads."""
+    """Return the schema that JupyterLab's settings editor reads."""
     schema: dict[str, Any] = json.loads((_LAB / "schema/plugin.json").read_text())
     return schema
 
@@ -128,7 +128,7 @@ def lab_settings() -> str:
 
 
 def lab_commands() -> str:
-    """Ids, labels and captions as ``labextension/src/plugins`` has them."""
+    """Return ids, labels and captions of the commands in ``labextension/src/plugins``."""
     ids = dict(re.findall(r"(\w+): '(kiwi:[\w-]+)'", (_LAB / "src/plugins/token.ts").read_text()))
     sources = "".join(path.read_text() for path in sorted((_LAB / "src/plugins").glob("*.ts")))
     added = re.findall(
@@ -145,7 +145,7 @@ def _labels(names: Iterable[str]) -> str:
 
 
 def quantity(name: str, value: Any) -> str:
-    """``value`` with the unit that ``name`` ends with."""
+    """Return ``value`` with the unit that ``name`` ends with."""
     if name.endswith("_ns"):
         return format_duration_s(ns_to_seconds(value))
     if name.endswith("_bytes_per_s"):
@@ -170,7 +170,7 @@ def _value(action: argparse.Action) -> str:
 
 
 def _docstrings(of: type) -> dict[str, str]:
-    """The string below each field of a class."""
+    """Return the string below each field of a class."""
     (body,) = ast.parse(inspect.getsource(of)).body
     assert isinstance(body, ast.ClassDef)
     found = {}
@@ -203,7 +203,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
 
 
 def written_anew(page: str) -> str:
-    """``page`` with what the code says now in every block."""
+    """Return ``page`` with the present output of the code in every block."""
     return _BLOCK.sub(lambda m: f"{m['begin']}{BLOCKS[m['name']]()}{m['end']}", page)
 
 

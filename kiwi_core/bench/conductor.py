@@ -35,8 +35,9 @@ _OURS: Final = (
 """The user's settings for Kiwi, which the bench's own daemon and programs do not get."""
 
 _NAMELESS_MAX_BYTES: Final = 2 * GIB
-"""Most that the driver itself keeps. If more is used, somebody uses the GPU whom NVML does not
-name, for instance from another PID namespace."""
+"""Most memory that the driver itself keeps. If more is used, a program uses the GPU that NVML does
+not name, for instance from another PID namespace.
+"""
 
 _ENDING_S: Final = 5.0
 """Time reserved for ending processes."""
@@ -108,7 +109,7 @@ class Bench:
             self.left_out.append(Left(name, title, words, failed=True))
 
     def leave_out(self, name: str, title: str, reason: str) -> None:
-        """Note what is not measured for a good reason."""
+        """Record what is not measured, for a good reason."""
         self.left_out.append(Left(name, title, reason))
 
     def add(self, *rows: Row) -> None:

@@ -78,7 +78,7 @@ class BenchWorker:
         while b"\n" not in self._buffer:
             left_s = ends_s - time.monotonic()
             if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-                self._useless = True  # a late answer would look like that to another order
+                self._useless = True  # another order would take a late answer for its own
                 raise self._late(answer_s)
             part = os.read(pipe, 1 << 16)
             if not part:

@@ -40,7 +40,7 @@ def main() -> int:
     # Ctrl-C is for the conductor, which closes its workers in the right order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not look like an answer
+    os.dup2(2, 1)  # output of libraries must not look like an answer
     module, _, name = ROLES[sys.argv[1]].partition(":")
     role: WorkerRole = getattr(import_module(module), name)()
     try:

@@ -1,8 +1,8 @@
 """Containers, pods and batch jobs, by the names of control groups.
 
-In two containers everybody may be uid 1000, so a uid alone says not who somebody is. The control
-group does: only who starts containers names it, and a process cannot leave it without privileges
-on the machine.
+In two containers everybody may be uid 1000, so a uid alone does not identify a user. The control
+group does: only the program that starts containers names it, and a process cannot leave it without
+privileges on the machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class ContainerKind(Enum):
 
 @dataclass(frozen=True)
 class Group:
-    """What a control group belongs to."""
+    """The container, pod or batch job of a control group."""
 
     kind: ContainerKind
     id: str
 
 
 HIDDEN: Final = "?"
-"""The container of a process whose control group cannot be read. No other one is the same."""
+"""The container of a process whose control group cannot be read. It equals no other container."""
 
 OF_A_USER: Final = "user.slice"
 """The systemd slice below which users make control groups, and choose their names."""
@@ -48,7 +48,7 @@ def group_of(cgroups: str) -> Group | None:
     """Return what a process belongs to whose ``/proc/<pid>/cgroup`` has the text ``cgroups``;
     ``None``: neither pod, container nor batch job.
 
-    The outermost name counts: who may make control groups makes them below their own.
+    The outermost name counts: a program that may make control groups makes them below its own.
     """
     for line in cgroups.splitlines():
         _, _, path = line.partition(":")[2].partition(":")
@@ -68,7 +68,7 @@ def _outermost(path: str) -> Group | None:
 
 
 def container_of(pid: int | str) -> str:
-    """Return the id of the pod or container of a process; "": it is in none, ``HIDDEN``: the
+    """Return the id of the pod or container of a process; "": it is in none; ``HIDDEN``: the
     process has ended, or is not visible here.
 
     Batch jobs of one uid belong to one person, so they count as no container.

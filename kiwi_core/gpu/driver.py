@@ -149,7 +149,8 @@ def unlock(pid: int) -> None:
 
 def _change(what: str, call: str, pid: int, args: object) -> None:
     if not processes.is_process(pid):
-        # The driver would accept a thread id and act on its process, or on none, it says.
+        # The driver would accept a thread id and act on its process, or on none, according to its
+        # documentation.
         raise GpuError("no-such-process", f"{pid} is not a live process (or it is a thread's id).")
     init()
     _result(what, getattr(_bindings(), f"cuCheckpointProcess{call}"), pid, args)

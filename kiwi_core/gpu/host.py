@@ -82,8 +82,9 @@ def shortage(pids: Iterable[int], more_bytes: int, root: Path = Path("/")) -> Sh
 
 
 def own_shortage(pids: Iterable[int], more_bytes: int, root: Path = Path("/")) -> Shortage | None:
-    """Return the same of those groups that this process is not in. What lacks in the others lacks
-    for all: it is the RAM of the machine, as far as Kiwi is concerned."""
+    """Return the same, but only of groups that this process is not in. A lack in the others is a
+    lack for all: to Kiwi it counts as the RAM of the machine.
+    """
     mounts = _mounts(root)
     shared = _groups_of(root, ("self",), mounts)
     return _most_lacking(_limits_of(_groups_of(root, map(str, pids), mounts) - shared), more_bytes)

@@ -127,7 +127,9 @@ def _looked(pid: int, look: Callable[[], _T]) -> _T | None:
 
 
 def _status(pid: int, field: str) -> list[str]:
-    """Return the words of a line of ``/proc/<pid>/status``; none if it has ended, or is hidden."""
+    """Return the words of a line of ``/proc/<pid>/status``; none if the process has ended, or is
+    hidden.
+    """
     text = _looked(pid, lambda: text_of(f"/proc/{pid}/status")) or ""
     found = (line.split() for line in text.split("\n") if line.startswith(field))
     return next(found, [])[1:]

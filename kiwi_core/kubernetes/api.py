@@ -148,7 +148,8 @@ def _classes() -> dict[type[KubeletMessage], type[ProtobufMessage]]:
     kinds = KubeletMessage.__subclasses__()
     for kind in kinds:
         _describe(kind, file.message_type.add(name=kind.__name__))
-    pool = descriptor_pool.DescriptorPool()  # its own: others may have the interface, too
+    # a separate pool: other packages may have the interface, too
+    pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
         kind: message_factory.GetMessageClass(

@@ -1,4 +1,4 @@
-"""Files for others to read, which are written whole or not at all."""
+"""Files for other programs to read, which are written whole or not at all."""
 
 from __future__ import annotations
 

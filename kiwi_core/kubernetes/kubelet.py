@@ -1,7 +1,7 @@
 """The socket in the kubelet's directory, and the registration.
 
 The kubelet calls back while it answers a registration, so the socket is served first. A kubelet
-that starts deletes all sockets in its directory and makes its own anew: the plugin then does the
+that starts deletes all sockets in its directory and makes its own again. Then the plugin does the
 same and registers again.
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 0.5
-"""Time between two looks at the sockets: what is asked is the state of two files."""
+"""Time between two checks of the sockets: each reads the state of two files."""
 
 LOOK_FOR_OTHERS_EVERY_S: Final = 30.0
-"""Time between two looks for other plugins, which means a connection to each."""
+"""Time between two searches for other plugins, which means a connection to each."""
 
 REGISTER_WITHIN_S: Final = 10.0
-"""The kubelet gives itself so long to call back."""
+"""The kubelet allows itself this long to call back."""
 
 LEAVE_WITHIN_S: Final = 1.0
 """Time for calls under way to end; most take milliseconds, and the stream of places never ends."""
@@ -59,9 +59,9 @@ class Kubelet:
         self._handler = handler
         self._path = directory / f"kiwi-{resource.replace('/', '_')}.sock"
         self._told = ""
-        """What was logged last about a registration that does not succeed."""
+        """The last logged error of a registration that does not succeed."""
         self._others: list[str] = []
-        """The sockets of other plugins at the last look."""
+        """The sockets of other plugins at the last search."""
         self._look_again_s = 0.0
         if len(os.fsencode(self._path)) > PATH_MAX_BYTES:
             raise CallerError(
@@ -160,13 +160,17 @@ class Kubelet:
             log.error("the kubelet refuses the registration", resource=self._resource, why=why)
 
     def _is_news(self, text: str) -> bool:
-        """Return whether ``text`` differs from the last one: the same is tried twice a second."""
+        """Return whether ``text`` differs from the last one: the registration is tried twice a
+        second.
+        """
         before, self._told = self._told, text
         return text != before
 
 
 def _sign(path: Path) -> Sign | None:
-    """Return what tells this socket from another at the same path; ``None`` if there is none."""
+    """Return what distinguishes this socket from another one at the same path; ``None`` if there is
+    none.
+    """
     try:
         found = os.lstat(path)
     except OSError:
@@ -175,7 +179,7 @@ def _sign(path: Path) -> Sign | None:
 
 
 def _clear(path: Path, resource: str) -> None:
-    """Remove a socket that nobody serves. Raises ``CallerError`` if somebody does."""
+    """Remove a socket that no process serves. Raises ``CallerError`` if a process does."""
     if others.served(path):
         raise _runs_already(path, resource)
     try:

@@ -1,7 +1,7 @@
 """The node's label ``kiwi-jupyter/wait-s``, by a feature file of Node Feature Discovery.
 
 Its worker reads ``features.d`` each minute, and its master labels the node (customization guide,
-"Local feature source"). So Kiwi needs no right at the cluster's API. A label that is not renewed
+"Local feature source"). So Kiwi needs no access to the cluster's API. A label that is not renewed
 expires.
 """
 
@@ -26,15 +26,16 @@ LABEL: Final = "kiwi-jupyter/wait-s"
 FILE: Final = "kiwi"
 
 EXPIRES_S: Final = 300.0
-"""A label that nobody has renewed for so long goes: this process was killed."""
+"""A label that was not renewed for this long expires: this process was killed."""
 
 RENEW_S: Final = 60.0
 """Time after which an unchanged label is renewed: as often as the worker reads it."""
 
 NOTICEABLE_S: Final = 5.0
 NOTICEABLE_SHARE: Final = 0.2
-"""A wait that differs by less than both is the same to who places pods; each change of a label
-costs a request to the cluster's API."""
+"""A wait that differs by less than both makes no difference for placing pods; each change of a
+label costs a request to the cluster's API.
+"""
 
 
 class Label:
@@ -44,11 +45,12 @@ class Label:
         self._path = directory / FILE
         self._clock_s = clock_s
         self._told: tuple[int, float] | None = None
-        """The wait that the file says, and when it was written."""
+        """The wait in the file, and when it was written."""
 
     def update(self, gpus: Iterable[GpuStatus]) -> None:
-        """Say the shortest wait of these GPUs, as far as it has changed noticeably. If nobody can
-        tell, say nothing: a node without the label is below no bound. Raises ``CallerError``."""
+        """Write the shortest wait of these GPUs, if it has changed noticeably. If no wait is known,
+        remove the label: a node without the label satisfies no bound. Raises ``CallerError``.
+        """
         waits_s = [gpu.newcomer_wait_s for gpu in gpus if gpu.newcomer_wait_s is not None]
         if not waits_s:
             self.remove()
@@ -64,7 +66,7 @@ class Label:
         self._told = wait_s, now_s
 
     def remove(self) -> None:
-        """Remove the file, with which the label goes. Raises ``CallerError``."""
+        """Remove the file, and with it the label. Raises ``CallerError``."""
         self._told = None
         try:
             self._path.unlink(missing_ok=True)
@@ -77,7 +79,9 @@ class Label:
 
 
 def noticeable(told_s: int, wait_s: int) -> bool:
-    """Return whether a wait of ``wait_s`` is another one than ``told_s``: no wait always is."""
+    """Return whether a wait of ``wait_s`` differs noticeably from ``told_s``; no wait always
+    does.
+    """
     if not told_s or not wait_s:
         return told_s != wait_s
     return abs(wait_s - told_s) >= max(NOTICEABLE_S, NOTICEABLE_SHARE * told_s)

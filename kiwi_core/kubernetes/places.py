@@ -45,8 +45,9 @@ def gpu_of(place: str) -> str:
 
 
 def devices(offer: Offer, why_not: Mapping[str, str]) -> list[Device]:
-    """Return all places of the GPUs in ``why_not``, which says why a GPU cannot be had now (empty:
-    it can)."""
+    """Return all places of the GPUs in ``why_not``, which says why a GPU is not available now
+    (empty: it is).
+    """
     return [
         Device(ID=f"{uuid}{_BETWEEN}{n}", health=UNHEALTHY if why else HEALTHY)
         for uuid, why in sorted(why_not.items())
@@ -58,8 +59,9 @@ def preferred(
     wanted: ContainerPreferredAllocationRequest, statuses: Iterable[GpuStatus]
 ) -> list[str]:
     """Return the places that a container should get: those it must have, then those of the GPU with
-    the shortest wait (unknown: last), of equal ones the emptiest. Several are of one GPU as far as
-    it has places."""
+    the shortest wait (unknown: last), of equal ones the emptiest. Several places are of one GPU, as
+    far as it has enough.
+    """
     must = list(wanted.must_include_deviceIDs)
     having = Counter(map(gpu_of, must))
     free = Counter(map(gpu_of, wanted.available_deviceIDs))

@@ -52,8 +52,9 @@ class Options:
 
 
 def main(options: Options) -> int:
-    """Serve until SIGTERM or SIGINT. Return the exit status. Raises ``KiwiError`` for what must be
-    mended."""
+    """Serve until SIGTERM or SIGINT. Return the exit status. Raises ``KiwiError`` for an error that
+    somebody must fix.
+    """
     logs.configure(as_json=options.log_json)
     os.umask(0o077)  # the socket is for root's kubelet; files for others get an explicit mode
     offer = _offer(options)
@@ -88,8 +89,7 @@ def _offer(options: Options) -> Offer:
 
 
 def _mount(spec: dict[str, Any], sockets: Path) -> None:
-    """Let the device mount ``sockets`` of the node; in containers they are where they always
-    are."""
+    """Make the device mount ``sockets`` of the node at the usual place in containers."""
     ((mount,),) = (device["containerEdits"]["mounts"] for device in spec["devices"])
     mount["hostPath"] = str(sockets)
 
@@ -110,7 +110,7 @@ async def _look(watch: Watch, label: Label | None) -> None:
 
 
 def _tell(label: Label, gpus: Iterable[GpuStatus], complaint: str) -> str:
-    """Update the label. A full disk is no reason to stop: log and return what was wrong."""
+    """Update the label. A full disk is no reason to stop: log and return the error."""
     try:
         label.update(gpus)
     except KiwiError as error:

@@ -25,8 +25,9 @@ OPTIONS: Final = api.DevicePluginOptions(get_preferred_allocation_available=True
 
 EXPECTED_FOR_S: Final = 30.0
 """How long a daemon expects the program of a pod that was admitted: as long as a pod takes to
-start. Nobody can tell which session is the pod's, so the daemon cannot stop expecting it earlier.
-The kubelet still knows afterwards whose place is taken."""
+start. It is not known which session is the pod's, so the daemon cannot stop expecting it earlier.
+The kubelet still knows afterwards whose place is taken.
+"""
 
 
 class DevicePluginService:
@@ -83,7 +84,8 @@ class DevicePluginService:
 
     async def allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
         """Name what each container gets. Aborts the call, which ends the pod with the text as its
-        reason, if a container asks for what it cannot have."""
+        reason, if a container asks for something that it cannot have.
+        """
         wanted = [one.devices_ids for one in request.container_requests]
         for ids in wanted:
             await self._check(ids, context)

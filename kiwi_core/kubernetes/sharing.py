@@ -77,7 +77,7 @@ class _File(Struct, frozen=True, rename="camel", kw_only=True):
 
 @dataclass(frozen=True)
 class Sharing:
-    """What the file says of sharing. ``ignored`` are its keys that mean nothing here."""
+    """The sharing part of the file. ``ignored`` are its keys that mean nothing here."""
 
     resource: str
     replicas: int

@@ -1,7 +1,7 @@
 """Asks the daemons of this node, again and again, which GPUs can be offered.
 
-The kubelet moves no pod when a GPU cannot be had for a while; it only admits no new one. So a GPU
-that was seen once stays in the list, as one that cannot be had.
+The kubelet moves no pod when a GPU is unavailable for a while; it only admits no new one. So a GPU
+that was seen once stays in the list, as an unavailable one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 EVERY_S: Final = 1.0
-"""Time between two questions to the daemons, which answer in a millisecond."""
+"""Time between two requests to the daemons, which answer in a millisecond."""
 
 GRACE_S: Final = 3.0
-"""A daemon that is asked in vain for so long counts as gone: one that crashed is back within a
-second, and on a busy machine a single answer may be late."""
+"""A daemon that has not answered for this long counts as gone: one that crashed is back within a
+second, and on a busy machine a single answer may be late.
+"""
 
 MPS_EVERY_S: Final = 30.0
-"""Time between two looks for MPS: each reads a file of every process."""
+"""Time between two searches for MPS: each reads a file of every process."""
 
 NO_ANSWER: Final = "its Kiwi daemon does not answer; look at the daemon's log on this node"
 
@@ -51,22 +52,22 @@ class Watch:
         self._root = root
         self._clock_s = clock_s
         self._silent_since_s: dict[str, float] = {}
-        """Since when the daemon of a GPU is asked in vain; those that answer are not in it."""
+        """Since when the daemon of a GPU has not answered; daemons that answer are not in it."""
         self._mps_looked_s: float | None = None
         self._mps = False
         self.why_not: dict[str, str] = {}
-        """Why each GPU cannot be had now; empty: it can."""
+        """Why each GPU is not available now; empty: it is."""
         self._looked = False
         self._changed = asyncio.Event()
 
     async def look(self) -> list[GpuStatus]:
-        """Ask all daemons. Return the statuses of the GPUs that can be had."""
+        """Ask all daemons. Return the statuses of the available GPUs."""
         statuses = await asyncio.to_thread(self._ask)
         self.take(statuses)
         return [gpu for gpu in statuses if not self.why_not[gpu.uuid]]
 
     def take(self, statuses: Iterable[GpuStatus]) -> None:
-        """Note what the daemons have answered, and that the others have not."""
+        """Record the answers of the daemons, and which ones have not answered."""
         now_s = self._clock_s()
         told = {gpu.uuid: gpu for gpu in statuses}
         self._look_for_mps(now_s)

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from kiwi_core.wire.metrics import GpuMetrics
 
 STEP_S: Final = 1.5
-"""Limit for connecting, and again for the answer: a living daemon takes milliseconds, and a scrape
-must end long before Prometheus gives up on it (10 s)."""
+"""Limit for connecting, and again for the answer. A working daemon takes milliseconds, and a scrape
+must end long before Prometheus gives up on it (10 s).
+"""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def users_elsewhere(gpu_uuid: str) -> dict[int, str]:
     for other in nvml.gpus():
         if other.uuid == gpu_uuid:
             continue
-        # A fault of another GPU is no reason to stop work on this one.
+        # A fault of another GPU must not stop work on this one.
         with contextlib.suppress(GpuError):
             found.update(dict.fromkeys(nvml.processes(other.uuid), other.uuid))
     return found

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ANSWER_S: Final = 5.0
 """Limit for calls that normally take a millisecond: a state, a reading, an unlock. A state query
-waits for an operation in progress on its target, so a shorter limit would tell no more."""
+waits for an operation in progress on its target, so a shorter limit would give no more information.
+"""
 
 AFTER_A_LOCK_S: Final = 5.0
 """Added to a lock's own time limit, which the driver keeps to the millisecond."""

@@ -20,7 +20,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A ``GpuError``, or a fault of ours, for which ``code`` is "fault"."""
+    """A ``GpuError``, or an error in Kiwi, for which ``code`` is "fault"."""
 
     code: str
     message: str

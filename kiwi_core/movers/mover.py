@@ -58,8 +58,9 @@ class Mover(asyncio.Protocol):
         return await answer
 
     def ask(self, call: Call) -> asyncio.Future[CallAnswer]:
-        """Send ``call`` and return its answer to come, which is an ``OSError`` if the mover ends
-        meanwhile. Raise ``OSError`` if it has ended."""
+        """Send ``call`` and return a future of its answer, which is an ``OSError`` if the mover
+        ends meanwhile. Raise ``OSError`` if it has ended.
+        """
         answer = self._expect()
         assert self._transport is not None
         self._transport.write(frame(call))
@@ -89,7 +90,7 @@ class Mover(asyncio.Protocol):
         if len(self._buffer) < max(size, HEAD_BYTES + 1):
             return
         answer = _decoder.decode(bytes(self._buffer[HEAD_BYTES:size]))
-        self._buffer.clear()  # the mover sends nothing that it was not asked for
+        self._buffer.clear()  # the mover sends nothing without a request
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
@@ -101,7 +102,9 @@ class Mover(asyncio.Protocol):
 
 
 def _process(its: socket.socket, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    """Start the process: no program under Kiwi, and out of reach of the terminal's signals."""
+    """Start the process outside Kiwi's control of programs, and out of reach of the terminal's
+    signals.
+    """
     env = {**os.environ, **(environment or {}), "KIWI_DISABLE": "1"}
     for name in ("KIWI_RUN_SESSION", "LD_PRELOAD"):
         env.pop(name, None)

@@ -119,7 +119,7 @@ class MoverPool:
 
     async def _take(self, deadline_s: float) -> Mover:
         """Return a mover; raise ``TimeoutError`` if none is free in time."""
-        if self._idle:  # as nearly always: spare the call a task and a round of the loop
+        if self._idle:  # the usual case: spare the call a task and a round of the loop
             return self._idle.pop()  # the one used last, so that the others can be retired
         return await asyncio.wait_for(self._next_free(), deadline_s)
 
@@ -130,7 +130,8 @@ class MoverPool:
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._give_back(place.result())  # it came just as the wait was cancelled
+                # a mover became free just as the wait was cancelled
+                self._give_back(place.result())
             raise
 
     def _give_back(self, mover: Mover) -> None:

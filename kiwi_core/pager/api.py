@@ -64,8 +64,8 @@ class Moved:
 @dataclass(frozen=True)
 class Refused:
     """Nothing changed in the target: what ran runs, what was suspended is suspended, what was out
-    is out. (Where even that could not be kept, the detail says so, and ``observe`` reports the
-    state.)"""
+    is out. (If even that could not be kept, the detail says so, and ``observe`` reports the state.)
+    """
 
     reason: Reason
     detail: str = ""
@@ -114,8 +114,10 @@ class Observation:
     processes: tuple[ProcessMemory, ...] = field(default=())
     owned: bool = False
     stopped: str = ""
-    """Why a process of the session does not run ("stopped by Ctrl-Z …"): the pager then does not
-    ask the driver about it, since no answer comes before it goes on. Empty: all run."""
+    """Why a process of the session does not run ("stopped by Ctrl-Z …"): then the pager does not
+    ask the driver about it, because the driver does not answer before the process goes on. Empty:
+    all run.
+    """
 
 
 class Pager(Protocol):
@@ -148,7 +150,7 @@ class Pager(Protocol):
         ...
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
-        """Restore what an earlier daemon exported."""
+        """Import what an earlier daemon has exported."""
         ...
 
     async def observe(self, target: Target) -> Observation:

@@ -1,5 +1,6 @@
-"""What the pager needs from the daemon: the processes that have Kiwi's library loaded,
-what each has reported last, and a way to make it do something."""
+"""The pager's interface to the daemon: the processes that have Kiwi's library loaded, the last
+report of each, and a way to give a library an order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 Step = Literal["suspend", "resume", "page-out", "page-in", "yield"]
-"""What a library is told to do. ``yield``: leave the driver alone, which may take the process."""
+"""An order for a library. ``yield``: leave the driver alone, which may take the process."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class LinkedProcess(Protocol):
 
     @property
     def moving(self) -> bool:
-        """Return whether it was told to move its memory and has not reported the outcome yet."""
+        """Return whether it has the order to move its memory and has not reported the outcome
+        yet.
+        """
         ...
 
 
@@ -91,9 +94,9 @@ class LinkedProcesses(Protocol):
 async def all_yield(
     links: LinkedProcesses, those: Sequence[LinkedProcess], deadline_ns: int
 ) -> set[ProcessRef]:
-    """Tell these libraries to leave the driver alone. Return the processes whose remaining memory
-    the driver may move now. A library that was not told might bring its memory back by itself after
-    it loses its daemon, and its call into the driver would then kill the program.
+    """Order these libraries to leave the driver alone. Return the processes whose remaining memory
+    the driver may move now. A library without this order might bring its memory back by itself
+    after it loses its daemon, and its call into the driver would then kill the program.
     """
     outcomes = await links.perform(those, "yield", deadline_ns)
     pairs = zip(those, outcomes, strict=True)

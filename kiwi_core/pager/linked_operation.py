@@ -138,10 +138,10 @@ class LinkedOperation:
     # --- steps ----------------------------------------------------------------------------------
 
     async def _ours(self) -> list[LinkedProcess]:
-        """Return the linked processes that their libraries can move: those that the driver has
-        not locked or paged out. In a process that the driver has, the library would not return
-        from its first driver call; the driver moves that one until a page-in or resume unlocks
-        it."""
+        """Return the linked processes that their libraries can move: those that the driver has not
+        locked or paged out. In a process that the driver holds, the library would not return from
+        its first driver call; the driver moves such a process until a page-in or resume unlocks it.
+        """
         links = self._look(self._target)
         by_driver = await self._checkpoint.locked_or_out(link.ref for link in links)
         return [link for link in links if link.ref not in by_driver]
@@ -270,8 +270,10 @@ class LinkedOperation:
             raise Stop(Refused(Reason.GONE, detail))
 
     async def _let_all_go_if_over(self, stop: Stop) -> bool:
-        """Return whether the session has ended. If so, bring back what can be and let all of it run
-        on, because nobody else ever does that. Best effort; ``stop`` records only lack of room."""
+        """Return whether the session has ended. If so, bring back what can be brought back and
+        release all of it, because nobody else does that. Best effort; ``stop`` records only lack of
+        room.
+        """
         if not stop.over or stop.left_running:
             return stop.over
         stop.left_running = True
@@ -300,7 +302,7 @@ class LinkedOperation:
         if _in(out, Residency.PAGED_OUT) and await self._is_owned():
             return False
         await self._undo(stop, [link for link in found.suspended if link in out], "suspend", "runs")
-        free = await self._ours()  # a process that the driver could not let go keeps its gate shut
+        free = await self._ours()  # a process that the driver could not release keeps its gate shut
         suspended = [link for link in _in(suspended, Residency.SUSPENDED) if link in free]
         await self._undo(stop, suspended, "resume", "stays suspended")
         if found.rest_ran:
@@ -320,7 +322,7 @@ class LinkedOperation:
         pids = [link.ref.pid for link in self._look(self._target)]
         reservation = _reservation(out, pids)
         with self._checkpoint.room.reserved(reservation):
-            with suppress(Stop):  # the libraries find out themselves, with better words
+            with suppress(Stop):  # the libraries notice it themselves, and give a better text
                 await self._checkpoint.room.wait(reservation, self._undo_by_ns(), lambda: None)
             await self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
 

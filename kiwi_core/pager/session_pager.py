@@ -65,7 +65,9 @@ class SessionPager:
         return self._checkpoint.why_stopped(target)
 
     def busy(self, session: SessionId) -> bool:
-        """Return whether an operation on it is under way: then the driver must not be asked."""
+        """Return whether an operation on it is under way: then nobody may ask the driver about
+        it.
+        """
         lock = self._busy.get(session)
         return lock is not None and lock.locked()
 
@@ -168,11 +170,11 @@ class SessionPager:
         if any(link.owns for link in self._links.of(target.session)):
             return None
         if self.why_stopped(target) not in ("", BY_SIGNAL):
-            return None  # that is the reason, whatever RAM there is
+            return None  # this is the reason, whatever RAM there is
         try:
             return await self._checkpoint.refusal_for_ram(target)
         except GpuError:
-            return None  # the page-out meets the same, and says so
+            return None  # the page-out meets the same error, and reports it
 
     async def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
         by_driver = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)

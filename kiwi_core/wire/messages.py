@@ -107,7 +107,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 class Acquire(Message, frozen=True, kw_only=True, tag="acquire"):
     """Ask for the GPU for ``burst`` (a number that counts up in this process). Answered by
-    ``granted``, at once or later, with ``waiting`` in between."""
+    ``granted``, at once or later, with ``waiting`` in between.
+    """
 
     burst: Burst
 
@@ -156,9 +157,11 @@ class BringBack(Message, frozen=True, kw_only=True, tag="bring-back"):
 
 
 class Expect(Message, frozen=True, kw_only=True, tag="expect"):
-    """Say that a program of this user will soon be a session here: it is counted where others
-    choose between GPUs. ``key`` names it; a session that says hello with it as its ``kernel_id``
-    takes the place. It lapses after ``for_s`` seconds; 0 takes it back. Answered by ``ok``."""
+    """Announce that a program of this user will soon be a session here: it counts when other
+    programs choose between GPUs. ``key`` names it; a session that says hello with it as its
+    ``kernel_id`` takes the place. It lapses after ``for_s`` seconds; 0 takes it back. Answered by
+    ``ok``.
+    """
 
     key: str
     for_s: float
@@ -214,8 +217,9 @@ class UsageBy(str, Enum):
 
 
 class GetUsage(Message, frozen=True, kw_only=True, tag="get-usage"):
-    """Ask what users, notebooks or jobs have had of the GPU since ``since_unix_s`` (0: for as long
-    as there are records). Answered by ``usage``."""
+    """Ask how much of the GPU users, notebooks or jobs have had since ``since_unix_s`` (0: for as
+    long as there are records). Answered by ``usage``.
+    """
 
     by: UsageBy = UsageBy.USER
     since_unix_s: UnixTime = 0.0

@@ -1,4 +1,4 @@
-"""The ``metrics`` of one GPU as they go over the wire: what a daemon counts.
+"""The ``metrics`` of one GPU on the wire: the counts of a daemon.
 
 Totals count from the daemon's start and never go down; the rest is the current state. They hold no
 names of users, notebooks or processes: everybody who may connect may read them, and a metrics
@@ -18,7 +18,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 WAIT_BOUNDS_S: Final = (
     0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
-"""From "nobody noticed" over a swap and a quantum to "went for coffee"."""
+"""From "nobody noticed" over a swap and a quantum to a coffee break."""
 
 
 OPERATIONS: Final = ("suspend", "resume", "page-out", "page-in")

@@ -165,8 +165,9 @@ class GpuStatus(Struct, frozen=True, kw_only=True):
     outside: list[OutsideProgram] = field(default_factory=list)
     """The programs that hold ``memory.outside_bytes``, as far as NVML names them."""
     newcomer_wait_s: float | None = None
-    """How long a session of which nothing is known would wait if it asked now, after the expected
-    ones. ``None``: nobody can tell, because a fault or a program outside Kiwi holds it up."""
+    """How long a new session would wait if it asked now, after the expected ones. ``None``: not
+    known, because a fault or a program outside Kiwi holds it up.
+    """
     expected: int = 0
     """Number of sessions that servers have placed here and that have not joined yet."""
 

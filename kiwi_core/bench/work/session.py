@@ -102,8 +102,9 @@ class BenchSession(Bus):
         raise GpuError("not-moved", f"The daemon did not move it out within {timeout_s:.0f} s.")
 
     def _release(self, ends: float) -> float:
-        """Have the daemon begin to move the memory out, and return when that was asked. Right after
-        a cell the GPU may still count as working for it: then the daemon refuses."""
+        """Request the daemon to move the memory out, and return at once. Right after a cell the GPU
+        may still count as working for it: then the daemon refuses.
+        """
         while True:
             began = time.perf_counter()
             try:
@@ -116,7 +117,7 @@ class BenchSession(Bus):
                 return began
 
     def last_cell(self, timeout_s: float) -> None:
-        """Free its memory, so that nothing need be moved any more."""
+        """Free its memory, so that nothing has to be moved any more."""
         with self._cell(timeout_s):
             self.drop()
 

@@ -1,5 +1,6 @@
-"""The role that owns the bench's private directory and the daemon in it. Both go when this process
-ends, whatever happens to the conductor."""
+"""The role that owns the bench's private directory and the daemon in it. Both disappear when this
+process ends, whatever happens to the conductor.
+"""
 
 from __future__ import annotations
 

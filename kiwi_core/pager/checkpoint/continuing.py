@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 POLL_S: Final = 0.1
-"""Interval of looks whether a process was stopped meanwhile."""
+"""Interval of checks whether a process was stopped meanwhile."""
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.checkpoint.ports import GpuReadings
 
-# No figure: a text that varies would be told to the user again and again.
+# The text has no figure: the user would get a notice at each change of it.
 _FULL: Final = Refused(
     Reason.NO_ROOM,
     "The GPU is full to the last megabytes, and the driver needs some tens of MiB of free GPU "
@@ -41,8 +41,9 @@ class FullGpu:
         """How much was free when the checkpoint of each program was refused."""
 
     async def check(self, refs: Iterable[ProcessRef]) -> None:
-        """Raise ``Stop`` if the driver has refused one of ``refs`` when as much was free as now: a
-        try stops the program for seconds. Raises ``GpuError`` if NVML fails."""
+        """Raise ``Stop`` if the driver has refused one of ``refs`` with as much free memory as now:
+        an attempt stops the program for seconds. Raises ``GpuError`` if NVML fails.
+        """
         known = [self._too_few_bytes.get(ref) for ref in refs]
         too_few_bytes = [size for size in known if size is not None]
         if too_few_bytes and await self._gpu.free_bytes() <= max(too_few_bytes):

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 
 _ROUNDS_MAX: Final = 8
-"""Looks for processes that started while others were being locked. A locked parent starts few."""
+"""Most searches for processes that started while others were being locked. A locked parent starts
+few.
+"""
 
 _SETTLE_POLL_S: Final = 0.01
 _STOPPED_POLL_S: Final = 0.1
@@ -51,9 +53,10 @@ FREE: Final = frozenset({CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PRO
 
 @dataclass(frozen=True)
 class Parts:
-    """What all operations of one pager share. ``make_ram_room`` frees RAM for that many bytes that
-    are about to go out of a session. ``store_footprints`` stores the footprints where they survive
-    this process; it is called before anything is moved out."""
+    """The dependencies of all operations of one pager. ``make_ram_room`` frees RAM for that many
+    bytes that are about to go out of a session. ``store_footprints`` stores the footprints where
+    they survive this process; it is called before anything is moved out.
+    """
 
     driver: CheckpointCalls
     gpu: GpuReadings

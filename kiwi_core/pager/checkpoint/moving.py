@@ -45,7 +45,9 @@ class Moving:
 
     async def out(self, ref: ProcessRef, size_bytes: int | None) -> None:
         """Move out ``ref``, which is locked. ``size_bytes`` is ``None`` if NVML does not know the
-        process (no context yet, or another PID namespace): its footprint is then what gets free."""
+        process (no context yet, or another PID namespace): then its footprint is the memory that
+        becomes free.
+        """
         nameless = size_bytes is None
         before_bytes = await self._free_bytes(needed=nameless)
         try:
@@ -81,7 +83,7 @@ class Moving:
     async def _check_out(self, ref: ProcessRef, error: GpuError, before_bytes: int | None) -> None:
         state = await self._locking.state_after(ref, error)
         if state in (CheckpointState.CHECKPOINTED, CheckpointState.NOT_A_CUDA_PROCESS):
-            return  # done after all, or the process is gone and needs nothing
+            return  # done after all, or the process is gone and needs no move
         if state is CheckpointState.FAILED:
             raise Stop(lost(ref.pid, error)) from error
         frees_bytes = (before_bytes, await self._free_bytes())
@@ -154,8 +156,8 @@ class Moving:
             # As for a checkpoint: the driver may still work on it, and says "checkpointed".
             error = await self._try_restore(ref, free_bytes)
         if error is not None and error.driver_code == OUT_OF_MEMORY:
-            # Somebody else took the room. Drivers known today keep what they have taken, and never
-            # restore after this (#44); they say so when asked once more.
+            # Another program took the room. Drivers known today keep what they have taken, and
+            # never restore after this (#44); they say so when asked once more.
             error = await self._try_restore(ref, free_bytes)
         if error is None:
             self._parts.failures.forget(ref)
@@ -202,7 +204,9 @@ class Moving:
         return None
 
     async def _lost(self, ref: ProcessRef, error: GpuError, free_bytes: int) -> Lost:
-        """Record the loss, with the bytes that the failed restore has taken (NVML: of nobody)."""
+        """Record the loss, with the bytes that the failed restore has taken, for which NVML names
+        no owner.
+        """
         held_bytes = max(0, free_bytes - await self._parts.gpu.free_bytes())
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is not None:
@@ -223,5 +227,5 @@ class Moving:
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / NS_PER_S)
 
     def _undo_s(self) -> float:
-        """Return the time for undoing, which is its own: the operation's may be over."""
+        """Return the time for undoing, which is separate: the operation's time may be over."""
         return self._parts.config.operation_deadline_min_ns / NS_PER_S

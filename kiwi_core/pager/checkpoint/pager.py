@@ -118,7 +118,7 @@ class CheckpointPager:
         except Stop as stop:
             return stop.outcome
         except GpuError as error:
-            # NVML or the driver as a whole is out of order; the transaction has undone its part.
+            # NVML or the driver as a whole does not work; the transaction has undone its part.
             return refusal(error, target.root.pid)
         finally:
             self._meter.forget()
@@ -127,7 +127,8 @@ class CheckpointPager:
         """Observe. Raises ``GpuError`` only if the driver or NVML as a whole cannot be asked."""
         usage = await self._meter.read()
         members = await self._survey.members(target, usage)
-        # Last: a process that ends after its memory was read must not count as one without any.
+        # This comes last: a process that ends after its memory was read must not count as one
+        # without memory.
         alive = processes.alive(target.root)
         seen = tuple(self._memory(member, usage) for member in members)
         busy = self._meter.busy(target.session, [m.ref.pid for m in members], usage)
@@ -182,12 +183,12 @@ class CheckpointPager:
         return [ref for ref in halted if has_driver(ref)]
 
     def forget_readings(self) -> None:
-        """Forget the last reading of NVML, because somebody else has moved memory."""
+        """Forget the last reading of NVML, because another part has moved memory."""
         self._meter.forget()
 
     def _memory(self, member: SessionProcess, usage: DeviceUsage) -> ProcessMemory:
         resident_bytes = usage.bytes_by_pid.get(member.ref.pid, 0)
-        # If the driver does not say, a process that used GPU memory and now uses none is out.
+        # If the driver gives no state, a process that used GPU memory and now uses none is out.
         unknown_out = resident_bytes == 0 and self._footprints.get(member.ref) is not None
         unknown = Residency.PAGED_OUT if unknown_out else Residency.RESIDENT
         residency = unknown if member.error is not None else _RESIDENCY[member.state]
@@ -209,5 +210,5 @@ class CheckpointPager:
         return self._footprints.all_beside()
 
     def import_beside(self, beside: Mapping[ProcessRef, Beside]) -> None:
-        """Restore what an earlier daemon exported."""
+        """Import what an earlier daemon has exported."""
         self._footprints.put_beside({r: one for r, one in beside.items() if processes.alive(r)})

@@ -83,7 +83,7 @@ class Stop(Exception):  # noqa: N818 - not an error: an answer
         return self.outcome.detail
 
     def lacks_room(self, outcome: Outcome) -> None:
-        """Report that letting go failed for lack of room, which is worth another try."""
+        """Report that releasing the session failed for lack of room, which is worth another try."""
         if isinstance(outcome, Refused) and outcome.reason is Reason.NO_ROOM:
             self.outcome = outcome
 
@@ -108,7 +108,7 @@ def refusal(error: GpuError, pid: int) -> Refused:
     """Return the driver's error as an outcome, for a target that is unchanged."""
     reason = _REASONS.get(error.code, Reason.DRIVER)
     if error.driver_code == OPERATING_SYSTEM and not may_control(pid):
-        reason = Reason.NOT_PERMITTED  # the driver says no more than "OS call failed"
+        reason = Reason.NOT_PERMITTED  # the driver reports no more than "OS call failed"
     return Refused(reason, str(error))
 
 

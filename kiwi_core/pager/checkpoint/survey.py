@@ -171,7 +171,7 @@ class Survey:
             state = await self._driver.checkpoint_state(ref.pid)
         except GpuError as error:
             if error.driver_code is None and not isinstance(error, (Busy, Hung)):
-                raise  # no driver at all: it is not about this process
+                raise  # no driver at all: the error is not about this process
             ended = not processes.alive(ref)  # then the driver may report an error
             return SessionProcess(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
         if not processes.alive(ref):

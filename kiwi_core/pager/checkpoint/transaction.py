@@ -1,8 +1,9 @@
 """One operation on one session: all of its GPU processes, or none.
 
 Whatever goes wrong, each process ends up in the state in which the operation found it, as far as
-the driver can still do that, and the outcome says what the *driver* says: after each error the
-driver is asked for the process's state, since it may have done the work and failed to report it.
+the driver can still do that. The outcome is what the *driver* reports: after each error the
+operation asks the driver for the process's state, since it may have done the work and failed to
+report it.
 """
 
 from __future__ import annotations

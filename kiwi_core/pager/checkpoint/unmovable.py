@@ -38,7 +38,7 @@ _OUR_LIBRARY: Final = "/libkiwi_"
 has loaded the library."""
 
 _TOLD_SHARED: Final = "ipc"
-"""The library's word for memory that a program has exported, or imported from another."""
+"""The library's word for memory that a program has exported, or imported from another one."""
 
 _TOLD_MANAGED: Final = "managed"
 """The library's word for managed memory."""

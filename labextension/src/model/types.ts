@@ -277,9 +277,8 @@ export interface IGpu {
   /** The programs that hold `memory.outside_bytes`, as far as NVML names them. */
   readonly outside: readonly IOutsideProgram[];
   /**
-   * How long a session of which nothing is known would wait if it asked now, after the
-   * expected ones. null: nobody can tell, because a fault or a program outside Kiwi holds
-   * it up.
+   * How long a new session would wait if it asked now, after the expected ones. null: not
+   * known, because a fault or a program outside Kiwi holds it up.
    */
   readonly newcomer_wait_s: number | null;
   /** Number of sessions that servers have placed here and that have not joined yet. */
