@@ -69,5 +69,5 @@ def test_each_has_its_own(
     assert says in only
 
 
-def test_what_was_not_measured_is_not_judged() -> None:
+def test_parts_without_a_measurement_are_not_judged() -> None:
     assert found(row={}.get, link=None, numa=None, persistence=None) == []

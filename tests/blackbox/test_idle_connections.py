@@ -50,7 +50,7 @@ def daemon() -> Iterator[RootDaemon]:
 
 
 @pytest.mark.parametrize("kind", ["(connect without a word)", "(connect and close)"])
-def test_who_connects_in_a_loop_is_in_nobodys_way(daemon: RootDaemon, kind: str) -> None:
+def test_connecting_in_a_loop_hinders_nobody(daemon: RootDaemon, kind: str) -> None:
     pid = daemon.status()["daemon_pid"]
     with flood(daemon, kind, processes=2):
         time.sleep(2.0)
@@ -61,7 +61,7 @@ def test_who_connects_in_a_loop_is_in_nobodys_way(daemon: RootDaemon, kind: str)
     wait_until(lambda: descriptors(pid) < 200, "all of it closed")
 
 
-def test_who_says_nothing_is_shown_out_soon(daemon: RootDaemon) -> None:
+def test_a_silent_connection_is_closed_soon(daemon: RootDaemon) -> None:
     pid = daemon.status()["daemon_pid"]
     before = descriptors(pid)
     with crowd(daemon, "silent", 2000) as said:

@@ -81,7 +81,7 @@ class TestCheckpoint:
     PAGER = "checkpoint"
 
     @cases(first=0)
-    def test_who_lives_loses_nothing(self, arena: Arena, state: str, who: str) -> None:
+    def test_survivors_lose_nothing(self, arena: Arena, state: str, who: str) -> None:
         arena.play(state, who)
 
     @pytest.mark.slow
@@ -95,5 +95,5 @@ class TestInProcess:
     PAGER = "inprocess"
 
     @cases(first=1)
-    def test_who_lives_loses_nothing(self, arena: Arena, state: str, who: str) -> None:
+    def test_survivors_lose_nothing(self, arena: Arena, state: str, who: str) -> None:
         arena.play(state, who)

@@ -59,7 +59,7 @@ def test_a_daemon_in_a_directory_named_from_here(innocent: Path, short: Path) ->
     assert len(gpus) == 1
 
 
-def test_one_that_starts_by_itself(innocent: Path, short: Path) -> None:
+def test_a_daemon_that_starts_automatically(innocent: Path, short: Path) -> None:
     env = environment(KIWI_SOCKET_DIR=str(short / "s"), KIWI_DAEMON_ARGS="--emulate 1x64MiB")
     done = kiwi("run", "--require", "--", "/bin/echo", "hello", env=env, cwd=innocent)
     assert done.stdout == "hello\n", done.stderr

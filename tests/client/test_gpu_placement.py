@@ -175,7 +175,7 @@ def test_a_busy_gpu_is_avoided(daemon: Daemon) -> None:
         client.end_burst()
 
 
-def test_who_cannot_get_the_lock_is_placed_all_the_same(
+def test_a_program_without_the_lock_is_placed_all_the_same(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = gpu_placement._lock

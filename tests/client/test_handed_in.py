@@ -106,7 +106,7 @@ def test_another_mount_is_not(source: Path, mount: str) -> None:
     assert "belongs to another user" in inside["why"]
 
 
-def test_who_sees_all_users_trusts_no_mount(source: Path) -> None:
+def test_a_process_that_sees_all_users_trusts_no_mount(source: Path) -> None:
     """On the machine itself, the overflow uid is a user like others."""
     os.chown(source / "GPU-a.sock", NOBODY, NOBODY)
     os.chown(source, NOBODY, NOBODY)

@@ -123,7 +123,7 @@ def test_a_wait(daemon: ScriptedDaemon, client: Client) -> None:
     assert len(daemon.peers) == 1
 
 
-def test_what_was_left_unsaid_or_unheard_is_made_good_by_the_clients_own_thread(
+def test_the_clients_own_thread_finishes_interrupted_messages(
     daemon: ScriptedDaemon, client: Client
 ) -> None:
     """Another thread's questions are answered although the reading thread was interrupted."""

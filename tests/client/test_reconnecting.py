@@ -217,7 +217,7 @@ def test_a_full_daemon_is_waited_for_however_long_it_takes(
     assert granted
 
 
-def test_who_is_turned_away_before_the_hello_hears_why(tmp_path: Path) -> None:
+def test_a_client_refused_before_the_hello_gets_the_reason(tmp_path: Path) -> None:
     """The daemon says why and closes at once; the hello cannot be sent."""
     line = encode(Error(code="too-many-connections", message="Full.", fatal=True))
     with socket.socket(socket.AF_UNIX) as listener:

@@ -118,7 +118,7 @@ client.close()
 """
 
 
-def test_one_that_looks_keeps_it(sockets: Path) -> None:
+def test_a_reader_keeps_the_daemon(sockets: Path) -> None:
     path = serve(sockets)
     with Client(path, role=Role.OBSERVER, reconnect=False) as client:
         client.connect()
@@ -127,7 +127,7 @@ def test_one_that_looks_keeps_it(sockets: Path) -> None:
         assert client.status()
 
 
-def test_whoever_comes_at_the_end_finds_a_daemon(
+def test_a_program_that_comes_at_the_end_finds_a_daemon(
     sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs come at all moments of a daemon's last second. Each gets a connection that lasts,
@@ -171,7 +171,7 @@ def meet(sockets: Path) -> None:
     raise AssertionError("no daemon in ten attempts")
 
 
-def test_one_that_was_started_by_hand_stays(sockets: Path) -> None:
+def test_a_daemon_started_by_hand_stays(sockets: Path) -> None:
     command = [sys.executable, "-m", "kiwi_core.cli", "daemon", "--emulate", "1x64MiB"]
     with subprocess.Popen(
         [*command, "--socket-dir", str(sockets)], stdout=subprocess.PIPE, text=True

@@ -34,7 +34,7 @@ def worker(shared_platform):
     return worker
 
 
-def test_what_is_captured_happens_at_each_launch(worker):
+def test_captured_work_happens_at_each_launch(worker):
     worker.do("write(p, bytes(MIB)); write(q, bytes(MIB)); begin()")
     assert worker.get("[status(), status(b)]") == [ACTIVE, NONE]
     worker.do("put(p, 7, MIB); ck(driver.cuMemcpyDtoDAsync(q, p, MIB, s)); g = end()")

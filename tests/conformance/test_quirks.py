@@ -166,7 +166,7 @@ def test_a_thread_that_is_inside_a_wait_returns_and_then_it_is_locked(controller
     assert target.get("digest(p, 16 * MIB) == expected")
 
 
-def test_who_is_no_target(machine, controller):
+def test_which_processes_are_no_target(machine, controller):
     bystander, ended = machine.worker(setup=""), machine.worker(setup="")
     ended.kill()  # it never used the GPU
     zombie = subprocess.Popen([sys.executable, "-c", ""])

@@ -161,7 +161,7 @@ def connected(gpu: str) -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_whoever_connects_in_a_loop_keeps_no_daemon_from_its_answer(
+def test_connecting_in_a_loop_does_not_delay_the_answer_to_a_daemon(
     gpu: str, *, blocking: bool
 ) -> None:
     first = GpuClaim(gpu, HERE)
@@ -204,7 +204,7 @@ async def _asked_in_a_flood(first: GpuClaim, gpu: str) -> None:
     first.close()
 
 
-def test_who_waits_while_there_is_no_descriptor_is_answered_later(
+def test_a_connection_without_a_free_descriptor_is_answered_later(
     gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(_no_descriptor(gpu, monkeypatch))

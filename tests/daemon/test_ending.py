@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # --- a real daemon and two programs ---------------------------------------------------------------
 
 
-def test_who_cannot_be_moved_out_is_ended_and_the_other_gets_on(
+def test_an_immovable_program_is_ended_and_the_other_one_runs(
     start: Start, program: Program
 ) -> None:
     daemon = start("1x128MiB", "--end-immovable-after", "4")

@@ -34,9 +34,7 @@ def rest_taken(daemon: Daemon) -> Iterator[None]:
         outsider.close()
 
 
-def test_who_frees_a_little_of_a_full_gpu_lets_the_others_in(
-    start: Start, program: Program
-) -> None:
+def test_freeing_a_little_of_a_full_gpu_lets_the_others_in(start: Start, program: Program) -> None:
     daemon = start("1x128MiB", "--idle-after", "0.3")
     one = program(daemon, 60)
     one.worker.do("begin(); q = alloc(8 * MIB); client.end_burst()")

@@ -144,7 +144,7 @@ def test_steady_power_takes_small_steps_only_together() -> None:
     assert steadied(GaugesStatus(power_w=310.4), before).power_w == 310.0
 
 
-def test_who_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_programs_are_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is neither a session's process, nor a mover, nor a process that has ended."""
     monkeypatch.setattr(nvml, "names_processes", lambda: True)
     world = World(READ, outside_bytes=1)

@@ -121,7 +121,7 @@ def stopped(daemon: Daemon, one: SessionProgram) -> str:
 
 @pytest.mark.parametrize("noticed", [False, True], ids=["unnoticed", "noticed"])
 @pytest.mark.parametrize("where", ["idle", "running"])
-def test_one_that_ctrl_z_stopped_makes_room_for_one_that_does_not_fit_beside_it(
+def test_a_program_that_ctrl_z_stopped_makes_room_for_one_that_does_not_fit_beside_it(
     start: Start, program: Program, where: str, *, noticed: bool
 ) -> None:
     """It is continued while it is moved out, and then stopped again, whether or not the daemon has

@@ -100,7 +100,7 @@ def _assert_one_holder_at_a_time(report: HistoryReport) -> None:
         assert ended <= began + 1e-6
 
 
-def test_one_that_ended_is_still_named_and_a_restart_begins_anew(
+def test_an_ended_session_is_still_named_and_a_restart_begins_a_new_history(
     start: Start, program: Program
 ) -> None:
     daemon = start("1x256MiB")

@@ -29,7 +29,7 @@ def test_where_there_is_not_small_ones_get_all_and_large_ones_the_same() -> None
     assert large == larger == 13 * GIB  # of the 28 GiB that are divided
 
 
-def test_what_is_out_counts_first_and_is_nobody_elses() -> None:
+def test_paged_out_memory_counts_first_and_stays_with_its_holder() -> None:
     out, other = divide(32 * GIB, 4 * GIB, [holder(20, 20), holder(20)])
     assert (out, other) == (20 * GIB, 4 * GIB)
 
@@ -58,7 +58,7 @@ def test_together_they_stay_within_the_budget(seed: int) -> None:
         assert one.out_bytes <= share <= max(one.owned_bytes, one.out_bytes) + STEP_BYTES
 
 
-def test_who_holds_most_gives_back_first_and_no_more_than_it_takes() -> None:
+def test_the_largest_holder_gives_back_first_and_no_more_than_needed() -> None:
     holders = [holder(9, 0, 3), holder(9, 8, 9), holder(9, 0, 9), holder(9, 9, 9)]
     assert who_gives_back(0, holders) == []
     assert who_gives_back(5 * GIB, holders) == [2]

@@ -103,7 +103,7 @@ def _error(path: Path, *parts: bytes) -> dict[str, object] | None:
         ((HELLO_LINE.replace(b'"protocol": 1', b'"protocol": 99'),), "protocol-version"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_gets_an_error_and_the_end(
+def test_a_wrong_message_gets_an_error_and_ends_the_connection(
     path: Path, parts: tuple[bytes, ...], code: str | None
 ) -> None:
     answer = _error(path, *parts)
@@ -154,7 +154,7 @@ def test_half_a_line_and_then_nothing_or_the_end_keeps_nobody(daemon: Daemon, pa
         talker.close()
 
 
-def test_who_never_says_hello_is_shown_out(path: Path) -> None:
+def test_a_connection_without_a_hello_is_closed(path: Path) -> None:
     with Talker(path) as silent, Talker(path) as slow, Talker(path) as polite:
         slow.raw(HELLO_LINE[:5])
         polite.hello()
@@ -242,7 +242,7 @@ def test_hundreds_of_sessions_come_and_go(daemon: Daemon, path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_one_that_never_reads_is_not_listened_to_and_costs_little(
+def test_a_client_that_never_reads_is_not_read_from_and_costs_little(
     daemon: Daemon, path: Path
 ) -> None:
     """It keeps asking and watches; the fixture checks the daemon's memory."""

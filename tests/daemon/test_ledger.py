@@ -42,7 +42,7 @@ def at(unix_s: float, uid: int = ALICE, name: str = "a.ipynb", job: str = "") ->
     return UsageBucket(bucket_begin_s(unix_s), uid, name, job)
 
 
-def test_what_is_added_is_summed_by_user_and_by_notebook(ledger: Ledger) -> None:
+def test_usage_is_summed_by_user_and_by_notebook(ledger: Ledger) -> None:
     one = Account(held_ns=3, waited_ns=4, suspended_ns=1, moving_ns=2, moved_out_bytes=5, bursts=1)
     assert ledger.totals(0) == (None, [])
     ledger.add({at(NOW_S): one, at(NOW_S, name="b.ipynb"): one}, NOW_S)
@@ -108,7 +108,7 @@ def test_a_year_becomes_coarse_and_no_second_is_lost(ledger: Ledger, seed: int) 
     assert max(lengths.values()) == 1
 
 
-def test_what_is_very_old_goes(ledger: Ledger) -> None:
+def test_very_old_rows_are_deleted(ledger: Ledger) -> None:
     ledger.add({at(NOW_S - KEPT_FOR_S - 10): Account(held_ns=5)}, NOW_S - KEPT_FOR_S)
     ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S + 2 * DAY_S)
     assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
@@ -175,7 +175,7 @@ def test_no_disk_is_an_error_and_no_harm(tmp_path: Path) -> None:
     assert ledger.totals(0)[1] == [Total(ALICE, "", Account(held_ns=7))]
 
 
-def test_one_that_cannot_be_written_whole_is_not_written_at_all(ledger: Ledger) -> None:
+def test_a_batch_that_cannot_be_written_whole_is_not_written_at_all(ledger: Ledger) -> None:
     ledger.add({at(NOW_S): Account(held_ns=7)}, NOW_S)
     many = {at(NOW_S + n): Account(held_ns=n) for n in range(0, 900, FINE_S)}
     too_big = {at(NOW_S, BOB): Account(held_ns=1 << 70)}

@@ -17,7 +17,7 @@ Start = Callable[..., "Daemon"] if TYPE_CHECKING else object
 Program = Callable[..., "SessionProgram"] if TYPE_CHECKING else object
 
 
-def test_who_has_grown_unseen_goes_out_while_the_pager_waits_for_room(
+def test_a_session_that_grew_unseen_goes_out_while_the_pager_waits_for_room(
     start: Start, program: Program
 ) -> None:
     """Without protection, a page-in relies on the books for free memory. A neighbour that takes

@@ -150,7 +150,7 @@ def test_nobody_is_told_before_it_has_said_how_things_are() -> None:
     virtual_time.run(story())
 
 
-def test_who_has_left_kiwi_holds_nothing() -> None:
+def test_a_library_that_left_kiwi_holds_nothing() -> None:
     async def story() -> None:
         machine = Machine(64)
         link = machine.library("a", 10, held_gib=10)
@@ -180,7 +180,7 @@ def test_a_page_out_that_needs_ram_gets_what_others_hold_for_speed() -> None:
     virtual_time.run(story())
 
 
-def test_one_that_needs_none_waits_for_nobody() -> None:
+def test_a_page_out_that_needs_no_ram_does_not_wait() -> None:
     async def story() -> None:
         machine = Machine(50)
         frozen = machine.library("frozen", 30, held_gib=20)
@@ -195,7 +195,7 @@ def test_one_that_needs_none_waits_for_nobody() -> None:
     virtual_time.run(story())
 
 
-def test_one_that_gives_nothing_back_is_waited_for_a_moment_only(
+def test_a_library_that_gives_nothing_back_delays_a_page_out_only_briefly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kiwi_core.daemon.links.library_ram.GIVE_BACK_WITHIN_S", 0.3)
@@ -233,7 +233,7 @@ def test_two_at_once_do_not_count_on_the_same_ram() -> None:
     virtual_time.run(story())
 
 
-def test_one_that_gave_up_holds_nobody_up() -> None:
+def test_a_claim_that_was_given_up_delays_nobody() -> None:
     async def story() -> None:
         machine = Machine(4)
         link = machine.library("idle", 2, held_gib=2)
@@ -257,7 +257,7 @@ def release(daemon: Daemon, worker: PreloadedProgram) -> dict[str, Any]:
         return observer.ask("release", session=session.id)
 
 
-def test_what_is_held_beforehand_is_in_nobodys_way(
+def test_memory_pinned_in_advance_does_not_hinder_others(
     start: Start, preloaded: Callable[..., PreloadedProgram]
 ) -> None:
     """System RAM may take 256 MiB: pinned memory makes room for what is paged out."""

@@ -60,7 +60,9 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_who_takes_too_much_is_told_once_with_the_number_to_ask_for(stage: Stage) -> None:
+def test_a_session_with_too_little_ram_gets_one_notice_with_the_number_to_ask_for(
+    stage: Stage,
+) -> None:
     stage.sees(0)
     stage.sees(5)
     assert not stage.told
@@ -72,7 +74,7 @@ def test_who_takes_too_much_is_told_once_with_the_number_to_ask_for(stage: Stage
     assert "--mem=9216M" in told.text
 
 
-def test_who_may_be_ended_for_it_is_told_so(stage: Stage) -> None:
+def test_the_notice_says_whether_the_session_may_be_ended(stage: Stage) -> None:
     stage.little_ram = LittleRam(
         {stage.member.id: stage.member}.get, lambda _id: [], stage.root, 900.0
     )
@@ -98,7 +100,7 @@ def test_what_a_library_holds_in_reserve_takes_its_part(stage: Stage) -> None:
     assert not stage.told
 
 
-def test_who_cannot_hear_it_is_told_when_back(stage: Stage) -> None:
+def test_a_session_without_a_connection_gets_the_notice_when_it_is_back(stage: Stage) -> None:
     connection, stage.member.connection = stage.member.connection, None
     stage.sees(7)
     stage.member.connection = connection

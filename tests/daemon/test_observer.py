@@ -17,7 +17,7 @@ from kiwi_core.units import MIB, NS_PER_MS, SessionId
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_who_waits_for_what_others_hold_is_not_kept_waiting_for_the_next_round(
+def test_a_waiter_does_not_wait_for_the_observers_next_round(
     monkeypatch: pytest.MonkeyPatch, *, waits: bool
 ) -> None:
     monkeypatch.setattr(observer, "QUIET_INTERVAL_S", 1000.0)

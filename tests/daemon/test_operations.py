@@ -103,7 +103,7 @@ def test_a_loss_says_in_which_direction(world: World) -> None:
     assert world.perform(PageIn, 2) == ev.PageInLost(op=OpId(2), detail="gone")
 
 
-def test_one_that_hangs_is_overdue_once_and_still_counts_when_it_comes(world: World) -> None:
+def test_a_hanging_operation_is_overdue_once_and_its_outcome_still_counts(world: World) -> None:
     world.pager.script("page_out", hang := Hang(), session=S)
     world.start(PageOut, 7, deadline_in_s=0.2)
     assert hang.entered.wait(PATIENCE_S)
@@ -168,7 +168,7 @@ def test_everybody_comes_back_as_far_as_there_is_room() -> None:
     ] * 2
 
 
-def test_one_that_hangs_keeps_no_other_out() -> None:
+def test_a_hanging_session_keeps_no_other_out() -> None:
     pager = FakePager(1024 * MIB)
     targets = _several(pager, 4)
     pager.script("page_in", hang := Hang(), session=targets[0].session)

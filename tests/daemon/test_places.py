@@ -27,7 +27,7 @@ def test_a_new_directory_is_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
-def test_one_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     place = tmp_path / "d"
     place.mkdir()
     place.chmod(mode)

@@ -192,7 +192,7 @@ def test_reports_take_only_a_small_share_of_the_time() -> None:
     assert 10 <= reporter.made <= 1 + took_s / (0.05 + announce.SHARE * 0.05)
 
 
-def test_who_does_not_read_gets_no_old_news() -> None:
+def test_a_client_that_does_not_read_gets_no_old_status() -> None:
     choked = Watcher(choked=True)
     _announce([choked], Slow(), for_s=announce.COLLECT_S * 3, events=1)
     assert choked.lines == []

@@ -42,7 +42,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["boot_id", "version"])
-def test_of_another_boot_or_version_only_the_numbers_count(tmp_path: Path, field: str) -> None:
+def test_only_the_numbers_of_another_boot_or_version_count(tmp_path: Path, field: str) -> None:
     """Pids mean nothing then, but the number of an operation must not be reused."""
     path = tmp_path / "r.roster"
     values = {"boot_id": "another", "version": 99}

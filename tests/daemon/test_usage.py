@@ -215,7 +215,7 @@ def test_sums_reach_the_disk_by_themselves(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(scene())
 
 
-def test_one_that_departs_keeps_its_last_seconds(tmp_path: Path) -> None:
+def test_a_departing_session_keeps_its_last_seconds(tmp_path: Path) -> None:
     async def scene() -> None:
         place = Place(tmp_path / "u")
         place.begin("a", "b")
@@ -360,7 +360,7 @@ def test_who_may_see_whom(tmp_path: Path, by: UsageBy) -> None:
             assert rows[-1].name == ""
 
 
-def test_who_is_in_a_container_sees_sums_only(tmp_path: Path) -> None:
+def test_a_user_in_a_container_sees_sums_only(tmp_path: Path) -> None:
     """The file counts by uid, and two containers may have the same one."""
     totals = {(1000, "secret.ipynb"): Account(held_ns=10**9)}
     for uid in (0, 1000):

@@ -128,7 +128,7 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
 
 
 @pytest.mark.usefixtures("pager")
-def test_one_that_stays_out_is_told(
+def test_a_session_that_stays_out_gets_a_notice(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
     daemon = make_daemon("1x128MiB")

@@ -133,7 +133,7 @@ def test_it_outlives_a_daemon_that_is_killed_but_not_one_that_is_told_to_end(
     a.assert_intact()
 
 
-def test_who_leaves_or_starts_anew_is_not_stranded(
+def test_a_session_that_leaves_or_restarts_is_not_stranded(
     make_daemon: Callable[..., Daemon],
     make_notebook: Callable[..., Notebook],
     run: Callable[..., str],

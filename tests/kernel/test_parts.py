@@ -208,7 +208,7 @@ def steps(reading: Reading, text: str) -> list[CodeStep]:
     return reading.steps(ast.parse(text), (text, 0))
 
 
-def test_what_was_read_of_a_statement_is_kept_when_others_change() -> None:
+def test_a_read_statement_is_kept_when_others_change() -> None:
     reading = Reading()
     first = steps(reading, "x = y\n@f\ndef g():\n    return x\nz = 1; w = 2\n")
     again = steps(reading, "x = y\n@h\ndef g():\n    return x\nz = 1; w = 2\n# so\n")

@@ -228,7 +228,7 @@ def test_a_gpu_without_its_daemon_is_down_and_has_nothing_else(both: Scrape) -> 
         )
 
 
-def test_what_was_never_moved_has_no_speed() -> None:
+def test_without_a_move_there_is_no_speed() -> None:
     never = exposed(reading(moved_out=metrics().moved_in))
     assert "kiwi_swap_last_bytes_per_second" not in never.names()
 
@@ -246,7 +246,9 @@ def test_every_value_is_a_finite_number(both: Scrape) -> None:
 # --- a registry with others in it -----------------------------------------------------------------
 
 
-def test_one_who_cannot_answer_does_not_hide_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_daemon_that_cannot_answer_does_not_hide_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken() -> list[GpuReading]:
         raise ValueError("no such thing")
 

@@ -61,7 +61,7 @@ def test_unregistering_what_is_not_there(registry: CollectorRegistry) -> None:
     metrics.unregister(registry)
 
 
-def test_one_who_raises_does_not_take_the_servers_metrics_with_it(
+def test_an_error_does_not_take_the_servers_metrics_with_it(
     registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> list[GpuReading]:

@@ -240,7 +240,7 @@ def test_the_timeline() -> None:
     assert tally.waits_given_up == 0
 
 
-def test_who_runs_beside_another_counts_twice_and_the_gpu_once() -> None:
+def test_sessions_side_by_side_count_twice_and_the_gpu_once() -> None:
     told = Told("gpu 10 mode=off")
     told.do(0, "a joins; b joins; memory; a asks 1; b asks 1")
     told.do(10, "a ends 1")

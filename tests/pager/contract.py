@@ -132,7 +132,7 @@ class PagerContract:
         assert session.digest() == before
         assert max(sizes) - min(sizes) <= world.slack_bytes, "nothing is left behind in the GPU"
 
-    def test_what_is_paged_out_is_held_and_runs_after_the_page_in(self, world: World) -> None:
+    def test_a_paged_out_process_is_held_and_runs_after_the_page_in(self, world: World) -> None:
         session = world.start(world.unit_bytes)
         moved(world.pager.page_out(session.target, soon_ns()))
         self.assert_held(session)

@@ -122,7 +122,7 @@ def full(tmp_path: Path) -> Iterator[Stage]:
     made.close()
 
 
-def test_who_grabs_memory_after_the_look_costs_a_wait_and_not_the_contents(stage: Stage) -> None:
+def test_memory_taken_after_the_reading_costs_a_wait_and_not_the_contents(stage: Stage) -> None:
     stage.outsider.do("init()")
     stage.out()
     taken = []
@@ -180,7 +180,7 @@ def test_it_does_not_come_back_into_less_than_it_left(full: Stage, late: bool) -
     assert full.program.digest() == full.contents
 
 
-def test_what_was_claimed_is_given_back(stage: Stage) -> None:
+def test_a_claim_is_given_back(stage: Stage) -> None:
     stage.outsider.do("init()")
     stage.take(4)
     before = emulator.books(stage.path).gpus[0].used_bytes

@@ -61,7 +61,7 @@ def test_a_checkpoint_that_fails_half_way_is_undone(emulated: EmulatedWorld, vic
     assert session.digest() == before
 
 
-def test_what_was_suspended_is_suspended_after_a_refused_page_out(
+def test_a_suspended_session_stays_suspended_after_a_refused_page_out(
     emulated: EmulatedWorld,
 ) -> None:
     session = emulated.start(4 * MIB, child_bytes=4 * MIB)

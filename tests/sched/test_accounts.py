@@ -72,7 +72,7 @@ def test_the_final_sums_of_one_that_left_are_told() -> None:
     assert A not in world.scheduler.accounts(world.now_ns)
 
 
-def test_who_is_ended_is_counted_when_it_has_gone() -> None:
+def test_an_ended_program_is_counted_when_it_has_gone() -> None:
     world = World("gpu 10 end=5")
     world.do(0, "a joins resident 8; b joins; memory a=8")
     world.do(1, "b asks 1")

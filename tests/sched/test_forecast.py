@@ -228,7 +228,7 @@ def test_what_contradicts_for_a_moment_only_is_not_told() -> None:
     assert promise.why
 
 
-def test_who_is_blocked_is_told_nothing() -> None:
+def test_a_blocked_waiter_gets_no_forecast() -> None:
     world = World("gpu 10")
     world.do(0, "a joins; b joins paged-out 9; memory outside=8; b asks 1")
     entry = look(world, 0)
@@ -360,7 +360,7 @@ def test_a_forecast_is_cached_for_a_moment_and_counts_down() -> None:
 # --- what came ------------------------------------------------------------------------------------
 
 
-def test_what_was_told_first_is_compared_with_what_came() -> None:
+def test_the_first_forecast_is_compared_with_the_wait() -> None:
     world = two()
     entry = look(world, 62)
     world.do(66, "a ends 6")
@@ -372,7 +372,7 @@ def test_what_was_told_first_is_compared_with_what_came() -> None:
     assert (view.foretold, view.foretold_well) == (1, int(first.is_right(10 * S)))
 
 
-def test_who_gives_up_or_dies_is_not_counted() -> None:
+def test_waits_that_were_given_up_or_died_do_not_count() -> None:
     world = two()
     look(world, 62)
     world.do(64, "b withdraws 1")

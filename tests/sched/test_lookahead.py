@@ -72,7 +72,7 @@ def test_one_longer_than_ever_does_not_end_by_itself() -> None:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def test_who_comes_next_waits_for_the_burst_and_two_moves() -> None:
+def test_the_next_waiter_waits_for_the_burst_and_two_moves() -> None:
     world = two()
     found = futures(state(world), 62 * S).waits_ns
     assert set(found) == {B}
@@ -93,7 +93,7 @@ def test_a_hung_driver_call_is_waited_for_by_nobody() -> None:
     assert futures(state(world), 201 * S).waits_ns == {}
 
 
-def test_one_that_leaves_waits_for_its_memory() -> None:
+def test_a_session_that_leaves_waits_for_its_memory() -> None:
     world = World("gpu 10")
     world.do(0, "a joins paged-out 8; memory")
     world.do(1, "a detaches")
@@ -158,7 +158,7 @@ def test_where_nobody_takes_turns_the_tail_waits_for_the_moves_only() -> None:
     assert moves_s == pytest.approx([n * state(world).speed.in_ns(8 << 30) / S for n in (1, 2, 3)])
 
 
-def test_who_is_blocked_in_the_tail_is_told_nothing() -> None:
+def test_a_blocked_waiter_in_the_tail_gets_no_forecast() -> None:
     world = two()
     for number in range(8):
         world.do(62 + number / 100, f"w{number} joins; w{number} asks 1")

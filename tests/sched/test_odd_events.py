@@ -38,7 +38,7 @@ def test_events_of_unknown_sessions_are_ignored_and_counted():
     assert ignored(world) == 17
 
 
-def test_what_is_told_twice_about_gates_and_stops_changes_nothing():
+def test_a_repeated_report_about_gates_and_stops_changes_nothing():
     world = busy_world()
     world.do(4, "a guarded; b continues")
     world.do(5, "b stops stopped by Ctrl-Z; b stops held by a debugger; a unguarded; a unguarded")
@@ -133,14 +133,14 @@ def test_a_move_of_nothing_says_nothing_about_the_speed():
     assert speed.out_ns(GIB) == speed.in_ns(GIB) == NS_PER_S
 
 
-def test_who_dies_takes_its_own_requests_for_room_along():
+def test_a_dead_sessions_requests_for_room_are_dropped():
     world = World("gpu 10 mode=off")
     world.do(0, "a joins; b joins; memory a=1 b=1; a asks 1; b asks 1; memory a=4 b=4")
     assert world.do(1, "a wants 3; b wants 4") == []
     assert world.do(2, "a dies") == ["room for b, request 1"]
 
 
-def test_who_gave_up_the_lease_is_unread_until_its_memory_was_read():
+def test_a_session_that_gave_up_the_lease_is_unread_until_its_memory_was_read():
     world = busy_world()
     world.do(4, "a ends 1 4")
     assert world.scheduler.unread == ("a",)
@@ -169,7 +169,7 @@ def test_a_refusal_because_the_process_is_gone_waits_for_its_death_without_a_wor
     assert world.do(12.1, "a dies") == ["grant b burst 1 for 10 s (nobody in the way)"]
 
 
-def test_what_was_read_while_it_was_held_is_exact():
+def test_a_reading_of_a_held_session_is_exact():
     world = World("gpu 10 tq=10 mode=always")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "a asks 1; a ends 1; memory a=1; b asks 1")
@@ -185,7 +185,7 @@ def test_what_was_read_while_it_was_held_is_exact():
     assert world.scheduler.view(16 * NS_PER_S).session("a").peak_bytes == 1 * GIB
 
 
-def test_one_that_is_being_stopped_is_a_holder_and_does_not_wait_yet():
+def test_a_session_that_is_being_stopped_is_a_holder_and_does_not_wait_yet():
     world = World("gpu 10 tq=10 mode=always")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "a asks 1; memory a=6; b asks 1")
@@ -199,7 +199,7 @@ def test_one_that_is_being_stopped_is_a_holder_and_does_not_wait_yet():
     assert (view.holders, [entry.session for entry in view.queue]) == (("b",), ["a"])
 
 
-def test_what_is_left_of_a_turn_is_when_the_first_in_line_gets_the_gpu():
+def test_the_rest_of_a_turn_ends_when_the_first_in_line_gets_the_gpu():
     """With short cells first this is long before the end of the quantum."""
     world = World("gpu 10 tq=30 mode=always policy=interactive")
     world.do(0, "a joins; b joins; memory")
@@ -214,7 +214,7 @@ def test_what_is_left_of_a_turn_is_when_the_first_in_line_gets_the_gpu():
 
 
 @pytest.mark.parametrize("policy", ["interactive", "round-robin"])
-def test_who_comes_in_beside_it_ends_nobodys_turn(policy):
+def test_a_waiter_that_comes_in_beside_a_runner_ends_no_turn(policy):
     world = World(f"gpu 20 tq=10 policy={policy}")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "b asks 1")

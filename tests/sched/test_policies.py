@@ -97,7 +97,7 @@ def test_interactive_promises_a_turn_of_each_once_a_wait_is_old() -> None:
     assert policy.bound_ns(settings, 19, 90 * NS_PER_S) > bounds_ns[-1] + 19 * 90 * NS_PER_S
 
 
-def test_who_waits_for_room_and_is_first_already_gets_no_further_by_waiting() -> None:
+def test_the_first_waiter_that_waits_for_room_gains_nothing_by_ageing() -> None:
     world = World("gpu 10 tq=30 policy=interactive")
     world.do(0, "a joins paged-out 6; memory outside=8; a asks 1")
     world.do(1000, "time")
@@ -269,7 +269,7 @@ def test_blocked_ones_do_not_keep_the_next_old_one_back() -> None:
     assert world.scheduler.view(world.now_ns).holders or world.orders
 
 
-def test_of_many_waiters_of_one_owner_only_the_first_is_looked_at(
+def test_only_the_first_of_an_owners_many_waiters_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bob's waiter is old before those of Alice, who came first: hers wait for her turns, too."""
@@ -348,7 +348,7 @@ def test_turns_that_do_not_agree_with_the_queue_are_found() -> None:
 # --- usage --------------------------------------------------------------------------------------
 
 
-def test_what_was_had_fades_and_sums_stay_right() -> None:
+def test_usage_fades_and_sums_stay_right() -> None:
     book = RecentUsage()
     a, b = Session(A), Session(B)
     everybody = (a, b)

@@ -31,7 +31,7 @@ def test_a_suspended_session_without_memory_is_only_recorded() -> None:
     assert not scheduler.only_recorded
 
 
-def test_what_was_out_of_a_program_that_was_replaced_counts_no_longer() -> None:
+def test_paged_out_memory_of_a_replaced_program_counts_no_longer() -> None:
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
     scheduler.handle(
         ev.SessionJoined(session=A, residency=Residency.PAGED_OUT, paged_out_bytes=5 * GIB), 1
@@ -120,7 +120,7 @@ def _one_out(**settings: object) -> Scheduler:
     return scheduler
 
 
-def test_who_may_be_released_and_whether_it_leads_to_anything() -> None:
+def test_when_a_session_may_be_released_and_when_that_has_an_effect() -> None:
     scheduler = _one_out()
     assert scheduler.may_release(A)
     assert scheduler.moves_out(A)
@@ -209,7 +209,7 @@ def test_what_a_gate_asks() -> None:
     assert not scheduler.at_rest(B)
 
 
-def test_what_is_out_by_the_books() -> None:
+def test_the_recorded_paged_out_bytes() -> None:
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
     assert scheduler.out_bytes(NOBODY) is None
     out = {"residency": Residency.PAGED_OUT, "paged_out_bytes": 2 * GIB}
@@ -221,7 +221,7 @@ def test_what_is_out_by_the_books() -> None:
     assert scheduler.out_bytes(A) is None  # a page-in is in progress
 
 
-def test_what_was_seen_held_and_is_out_comes_in_again() -> None:
+def test_a_session_seen_as_held_that_is_out_comes_in_again() -> None:
     """An earlier daemon was killed in a page-out, which the driver finished after the reading."""
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, checks=True)
     scheduler.handle(ev.MemoryObserved(free_bytes=5 * GIB), 0)

@@ -24,7 +24,7 @@ def page_outs(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("owned", ["owned=ab", ""])
-def test_what_was_out_before_does_not_count_as_moved_again(owned: str) -> None:
+def test_bytes_that_were_out_before_do_not_count_as_moved_again(owned: str) -> None:
     """A second page-out of a session that is out reports all bytes that are out by then. It does
     not count for the speed of moves, since the driver makes it, not the library."""
     world = World("gpu 16 tq=30")
@@ -116,7 +116,7 @@ def test_a_newcomer_and_the_margin_take_no_residue(holds: str, wants: str, answe
     assert world.do(7, f"c wants {wants}") == [answer]
 
 
-def test_one_that_cannot_ask_for_room_has_its_margin() -> None:
+def test_a_session_that_cannot_ask_for_room_has_its_margin() -> None:
     world = out_but_for_its_context()
     world.do(4, "memory a=0.5 owned=a; c joins; c asks 1")
     assert world.do(6, "memory a=0.5 c=14 owned=a") == []
@@ -154,7 +154,7 @@ def test_runners_that_outgrow_the_gpu_together_take_residues_first() -> None:
     assert answers == ["#4 page out a (the runners need more room)"]
 
 
-def test_who_makes_way_goes_out_rather_than_residues() -> None:
+def test_a_session_that_makes_way_goes_out_rather_than_residues() -> None:
     world = out_but_for_its_context()
     world.do(4, "memory a=0.5 owned=a; c joins; c asks 1")
     world.do(5, "memory a=0.5 c=3 owned=ac; b joins; b asks 1")

@@ -51,7 +51,7 @@ def test_one_cell_alone_waits_for_nothing(exact: SimulatedMachine) -> None:
 @pytest.mark.parametrize(
     ("leaves_s", "wait_s", "swaps"), [(None, 6.1, 1), (0.5, 0.0, 0), (2.0, 6.1, 1)]
 )
-def test_who_leaves_makes_room(
+def test_a_session_that_leaves_makes_room(
     exact: SimulatedMachine, leaves_s: float | None, wait_s: float, swaps: int
 ) -> None:
     """A is done after 10 s, B asks after 11. If A leaves during its page-out, it ends when that is
@@ -317,7 +317,7 @@ def test_settings_are_the_schedulers_own(exact: SimulatedMachine) -> None:
 
 @pytest.mark.parametrize("policy", names())
 @pytest.mark.parametrize("by_owner", [True, False])
-def test_who_runs_three_programs_gets_half_beside_who_runs_one(
+def test_a_user_of_three_programs_gets_half_beside_a_user_of_one(
     exact: SimulatedMachine, policy: str, by_owner: bool
 ) -> None:
     """Ada's cell takes 600 s alone, and Bob's three programs compute all the time."""

@@ -80,7 +80,7 @@ def test_a_trace_is_read_as_it_was_written(work: Trace) -> None:
     assert from_lines(to_lines(work)) == work
 
 
-def test_who_made_it_by_hand_needs_to_write_little() -> None:
+def test_a_trace_by_hand_needs_few_fields() -> None:
     text = b"""{"trace":"header","total_bytes":1000}
 
 {"trace":"session","session":"a"}
@@ -131,7 +131,7 @@ def test_who_made_it_by_hand_needs_to_write_little() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_no_trace_is_an_error_that_names_the_line(lines: list[str], says: str) -> None:
+def test_an_invalid_trace_is_an_error_that_names_the_line(lines: list[str], says: str) -> None:
     with pytest.raises(CallerError, match=says) as raised:
         from_lines(line.encode() for line in lines)
     assert "docs/simulate.md" in raised.value.remedy
@@ -288,7 +288,7 @@ def test_a_refusal_lets_it_run_on_and_a_stop_does_not_count() -> None:
     assert story.sessions() == [[(1.0, 2.0 + 1.0 + 4.0, 700)]]
 
 
-def test_what_is_seen_after_a_cell_belongs_to_it() -> None:
+def test_memory_seen_after_a_cell_belongs_to_it() -> None:
     story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
     story.at(2, holds(A, 100)).at(3, ev.BurstEnded(session=A, burst=1)).at(4, holds(A, 150))
     story.at(10, asks(A, 2), gets(A, 2)).at(11, holds(A, 300))
@@ -319,7 +319,7 @@ def test_only_what_was_asked_for_since_then_counts() -> None:
         read(story.records, since_unix_s=HEADER.wall_time_s + 31)
 
 
-def test_who_left_has_left() -> None:
+def test_a_session_that_left_stays_away() -> None:
     story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
     story.at(2, ev.SessionJoined(session=B)).at(3, ev.BurstEnded(session=A, burst=1))
     story.at(4, asks(B), gets(B)).at(5, ev.BurstEnded(session=B, burst=1))

@@ -53,9 +53,7 @@ def test_a_wide_panel_is_fit_to_be_seen(page: Page, bundled: Path, story: str) -
     assert show(page, bundled, story, "light", WIDE_PX) + faults(page) == []
 
 
-def test_what_was_typed_wrong_and_what_is_unfolded_is_fit_to_be_seen(
-    page: Page, bundled: Path
-) -> None:
+def test_wrong_input_and_unfolded_parts_are_shown_well(page: Page, bundled: Path) -> None:
     show(page, bundled, "crowd", "dark", NARROW_PX)
     page.locator("[data-kiwi=tq]").fill("0")
     page.locator("[data-kiwi=mode]").select_option("off")
@@ -120,7 +118,7 @@ def test_a_long_name_keeps_its_start_and_its_end(page: Page, bundled: Path) -> N
         assert end["x"] + end["width"] <= outer["x"] + outer["width"] + 1
 
 
-def test_what_was_folded_is_reached_with_the_keyboard(page: Page, bundled: Path) -> None:
+def test_folded_parts_are_reached_with_the_keyboard(page: Page, bundled: Path) -> None:
     """One Tab enters a long list, arrows move within it, one Tab leaves it, so that fifty notebooks
     are not fifty stops."""
     show(page, bundled, "crowd", "light", NARROW_PX)

@@ -143,7 +143,7 @@ def test_a_program_that_leaves_kiwi_runs_on(daemon: Daemon, program: Any) -> Non
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
-def test_one_whose_gate_a_failed_move_left_shut_leaves_kiwi_and_runs_on(
+def test_a_program_whose_gate_a_failed_move_left_shut_leaves_kiwi_and_runs_on(
     start: Start, program: Any, refusals: int
 ) -> None:
     daemon = start(*QUICK)
@@ -163,7 +163,7 @@ def test_one_whose_gate_a_failed_move_left_shut_leaves_kiwi_and_runs_on(
     assert gates(notebook)[-1] is True
 
 
-def test_one_that_left_kiwi_stays_out_of_it_when_the_daemon_is_killed(
+def test_a_program_that_left_kiwi_stays_out_of_it_when_the_daemon_is_killed(
     start: Start, program: Any
 ) -> None:
     daemon = start(*QUICK)

@@ -114,7 +114,7 @@ with Talker(Path({path!r})) as talker:
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["", "and-the-daemon-is-killed"])
-def test_one_that_execs_while_it_is_out_misses_nothing(
+def test_a_program_that_execs_while_it_is_out_misses_nothing(
     start: Start, program: Any, *, crash: bool
 ) -> None:
     """Its memory ended with its program, so the client gets no message about it."""

@@ -220,7 +220,7 @@ def test_killed_in_the_middle_of_its_way_in(daemon: Daemon, linked: Linked) -> N
     assert other.digest()
 
 
-def test_one_that_is_stopped_goes_out_and_stays_stopped(start: Start, linked: Linked) -> None:
+def test_a_stopped_program_goes_out_and_stays_stopped(start: Start, linked: Linked) -> None:
     """It is continued until it is held and moved out, and then stopped again."""
     daemon = start(*QUICK, "--lock-timeout", "0.5")
     idle, other = pressed(daemon, linked)
@@ -233,7 +233,7 @@ def test_one_that_is_stopped_goes_out_and_stays_stopped(start: Start, linked: Li
     assert idle.digest()
 
 
-def test_one_that_is_stopped_in_the_middle_goes_on_until_it_is_out(
+def test_a_program_stopped_in_mid_move_goes_on_until_it_is_out(
     start: Start, linked: Linked
 ) -> None:
     """It is continued because others wait for its room, and stopped again afterwards."""
@@ -317,7 +317,7 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-def test_what_is_no_good_is_told_and_ends_the_connection(start: Start) -> None:
+def test_a_bad_message_gets_an_error_and_ends_the_connection(start: Start) -> None:
     daemon = start(*QUICK)
     for bad in BAD:
         with Talker(daemon.sockets()[0]) as talker:

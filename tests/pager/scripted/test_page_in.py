@@ -140,7 +140,9 @@ def test_a_child_that_ends_meanwhile_is_no_error(
     assert pager.export_footprints() == {}
 
 
-def test_one_that_is_out_is_not_merely_resumed(machine: Machine, pager: CheckpointPager) -> None:
+def test_a_paged_out_process_is_not_merely_resumed(
+    machine: Machine, pager: CheckpointPager
+) -> None:
     out(machine, pager)
     answer = refused(pager.resume(TARGET, soon_ns()), Reason.DRIVER)
     assert "has to be paged in" in answer.detail

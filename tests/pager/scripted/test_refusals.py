@@ -103,7 +103,7 @@ def test_memory_that_nobody_is_named_for_has_room_claimed(
     assert min(second) > 20 * MIB
 
 
-def test_what_is_known_beforehand_is_not_tried(machine: Machine) -> None:
+def test_a_known_unmovable_program_is_not_tried(machine: Machine) -> None:
     why = WhyUnmovable("It uses managed memory.", "Do without.")
     pager = new_pager(machine, known_unmovable=lambda ref: why if ref.pid == 2 else None)
     answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)

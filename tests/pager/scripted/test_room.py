@@ -95,7 +95,9 @@ def test_the_margin_counts_on_all_but_a_little_of_what_was_free(
     moved(outcome) if fits_again else refused(outcome, Reason.NO_ROOM)
 
 
-def test_who_left_much_free_has_the_usual_margin(machine: Machine, pager: CheckpointPager) -> None:
+def test_a_session_that_left_much_free_has_the_usual_margin(
+    machine: Machine, pager: CheckpointPager
+) -> None:
     machine.total = 8 * 1024 * MIB
     machine.outside = machine.total - 200 * MIB
     out(machine, pager)
@@ -144,7 +146,7 @@ def test_the_margin_grows_with_the_need() -> None:
 
 
 @pytest.mark.parametrize(("spare_mib", "margin_mib"), [(3, 3), (20, 8), (40, 24), (1000, 268)])
-def test_one_that_is_alone_has_the_margin_that_an_empty_gpu_can_spare(
+def test_a_session_alone_has_the_margin_that_an_empty_gpu_can_spare(
     spare_mib: int, margin_mib: int
 ) -> None:
     """Processes take 5 MiB more than NVML reports, and a restore that fails is permanent."""

@@ -96,7 +96,7 @@ def test_a_driver_with_oddities(odd):
     }
 
 
-def test_what_is_newer_than_the_library_is_noted(odd, tmp_path):
+def test_functions_newer_than_the_library_are_counted(odd, tmp_path):
     log = tmp_path / "log"
     done = run(odd.directory / "odd", environment=odd.environment | {"KIWI_PRELOAD_LOG": str(log)})
     assert done.stderr == ""

@@ -78,7 +78,7 @@ def test_where_there_is_no_room_it_goes_on_trying(stage: Stage) -> None:
     assert stage.log.count("goes on trying") == 1, "said once"
 
 
-def test_of_several_those_run_who_fit(stage: Stage) -> None:
+def test_of_several_programs_those_that_fit_run(stage: Stage) -> None:
     programs = []
     for number in (1, 2, 3):
         programs.append(stage.program(FILLED.format(100), **SOON))
@@ -161,7 +161,7 @@ def test_a_program_that_runs_cannot_be_left_to_the_driver(stage: Stage) -> None:
     assert program.get(f"digest(p, {16 * MIB}) == d")
 
 
-def test_one_that_ends_meanwhile_waits_in_its_last_frees(
+def test_a_program_that_ends_meanwhile_waits_in_its_last_frees(
     stage: Stage, controller: Controller
 ) -> None:
     emulator.set_driver(stage.state, "worst")
@@ -207,7 +207,7 @@ def test_a_daemon_that_hangs_while_memory_is_out(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("what", ["lease", "room", "out"])
-def test_one_that_only_takes_its_time_is_waited_for(stage: Stage, what: str) -> None:
+def test_a_slow_daemon_is_waited_for(stage: Stage, what: str) -> None:
     stage.daemon.grants_room = None
     program = stage.program(FILLED.format(16), **PATIENT, **SOON)
     peer = stage.daemon.peer()
@@ -251,7 +251,7 @@ def test_a_program_that_was_frozen_itself_does_not_blame_the_daemon(stage: Stage
     assert program.answer() is True
 
 
-def test_who_waits_for_nothing_asks_nothing(stage: Stage) -> None:
+def test_a_program_that_waits_for_nothing_sends_no_ping(stage: Stage) -> None:
     program = stage.program(FILLED.format(4), **PATIENT)
     peer = stage.daemon.peer()
     stage.daemon.deaf = True

@@ -138,7 +138,7 @@ def test_room_is_asked_for_in_a_capture(stage: Stage) -> None:
     assert other.get("digest(r, 160 * MIB) == d")
 
 
-def test_what_is_freed_in_a_capture_goes_when_it_is_over(stage: Stage, program: Worker) -> None:
+def test_memory_freed_in_a_capture_goes_when_it_is_over(stage: Stage, program: Worker) -> None:
     peer = stage.daemon.peer()
     program.do("r = alloc(16 * MIB); begin(); put(q, 9, MIB)")
     held_bytes = stage.used_bytes

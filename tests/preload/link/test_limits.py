@@ -19,7 +19,7 @@ def allow(peer: Peer, arena_bytes: int) -> None:
     peer.say("pager-limits", arena_bytes=arena_bytes)
 
 
-def test_what_is_not_allowed_is_given_back(stage: Stage) -> None:
+def test_memory_above_the_limit_is_given_back(stage: Stage) -> None:
     program = stage.program("init()", PYTHONPATH=SUPPORT)
     peer = stage.daemon.peer()
     program.do("from owner_calls import *; a = make(40 * MIB, 1)")

@@ -69,7 +69,7 @@ def test_every_call_is_held_and_asks_for_the_lease(
     assert program.get("digest(p, 4 * MIB) == d")
 
 
-def test_one_that_waits_since_before_it_was_shut_asks_too(stage: Stage) -> None:
+def test_a_call_that_waited_before_the_shut_asks_too(stage: Stage) -> None:
     """The call began to wait while the GPU was busy, at a closed gate, which requests nothing."""
     program = stage.program(SETUP, **GATE_ONLY)
     peer = stage.daemon.peer()
@@ -236,7 +236,7 @@ def test_frees_at_exit_wait_until_it_opens(
     assert program.returncode == 0
 
 
-def test_who_calls_nothing_any_more_ends_at_once(stage: Stage) -> None:
+def test_a_program_without_further_calls_ends_at_once(stage: Stage) -> None:
     program = held(stage, **GATE_ONLY)
     program.end_input()
     assert program.ended(30)

@@ -340,7 +340,7 @@ ck(driver.cuMemRelease(h))
     eventually(lambda: peer.state["unowned"].get("ipc") == 1)
 
 
-def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
+def test_a_program_that_waits_for_room_can_be_paged_out(stage: Stage) -> None:
     """Otherwise two programs that together outgrow the GPU would wait for each other for ever."""
     stage.daemon.grants_room = None
     program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")
@@ -356,7 +356,7 @@ def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
     assert program.get("digest(p, 64 * MIB) == d")
 
 
-def test_who_was_paged_out_while_waiting_for_room_asks_for_the_lease(stage: Stage) -> None:
+def test_a_program_paged_out_while_waiting_for_room_asks_for_the_lease(stage: Stage) -> None:
     """The program's burst may be over by then: nothing else would bring its memory back."""
     stage.daemon.grants_room = None
     program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")

@@ -87,7 +87,7 @@ def test_small_allocations_share_memory_and_the_books_tell_what_it_costs(program
     p.do("check()")
 
 
-def test_what_is_out_is_not_in_the_gpu(program, world):
+def test_paged_out_memory_is_not_in_the_gpu(program, world):
     p = program()
     p.do(f"held = [make(size, size) for size in {SIZES}]")
     owned = p.get("books()['owned']")

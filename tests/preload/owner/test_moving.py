@@ -46,7 +46,7 @@ def test_a_broken_context_gives_its_memory_back_without_a_copy(program, world):
     assert p.fails("sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS", "the gate is open: it sees its error"
 
 
-def test_of_two_contexts_only_the_broken_one_gives_its_memory_back(program, world):
+def test_only_the_broken_one_of_two_contexts_gives_its_memory_back(program, world):
     p = program()
     p.do(HELD)
     p.do("device = ck(driver.cuCtxGetDevice()); healthy = ck(driver.cuCtxGetCurrent())")
@@ -288,7 +288,7 @@ def test_what_goes_out_before_it_is_pinned_is_pinned_once_it_is_back(program):
     p.do("swap(); same(*held); check()")
 
 
-def test_who_measures_can_wait_until_all_is_pinned(program):
+def test_a_measuring_program_can_wait_until_all_is_pinned(program):
     """The bench does so. Nothing is pinned before there is a daemon, or if pinning is refused."""
     p = program()
     p.do("from kiwi_core.bench.work.pinned import until_pinned")
@@ -300,7 +300,7 @@ def test_who_measures_can_wait_until_all_is_pinned(program):
     assert p.get("until_pinned(60) >= books()['owned']")
 
 
-def test_who_measures_waits_for_a_limit_that_is_raised_late(program):
+def test_a_measuring_program_waits_for_a_limit_that_is_raised_late(program):
     """A daemon raises the limit after it has heard of the memory. On a real GPU a bench that did
     not wait for that measured moves through ordinary memory."""
     p = program()
