@@ -293,10 +293,10 @@ class Forecast:
                 else:
                     fresh = last.times(further_ns / max(1, last.expected_ns))
                 self._tell(st, waiter, fresh, (further_ns, further_ns), 0, standing)
-            elif tail or not ahead.has_tail:
+            elif tail or not ahead.has_tail or waiter.id not in self._promises:
                 self._promises.pop(waiter.id, None)
-            elif (promise := self._promises.get(waiter.id)) is not None:
-                promise.seen = standing  # seen beside the present figure: no reason later on
+            else:  # seen beside the present figure: no reason later on
+                self._promises[waiter.id].seen = standing
 
     def _foresee(self, st: State, waiter: Session, futures_ns: list[int], now_ns: int) -> Estimate:
         record = self._record(_kind(st, waiter))
