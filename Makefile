@@ -14,10 +14,10 @@ BIN := .venv/bin
 OLD := .venvs/old
 CLIENTS := .venvs/clients
 STEP := .ci/step
-# unit-tests take as long as all that follow them.
-STAGES := lint types imports docs ts unit-tests core-tests core-seeds server-tests kernel-tests e2e-tests \
-          blackbox-tests ui-tests
-THOROUGH_STAGES := kernel-tests-old thorough-tests thorough-blackbox thorough-ui
+# The longest first: two are made at a time, and neither of the two is to end long before the other.
+STAGES := unit-tests ui-tests blackbox-tests e2e-tests core-tests server-tests kernel-tests ts core-seeds docs \
+          types imports lint
+THOROUGH_STAGES := thorough-tests thorough-ui thorough-blackbox kernel-tests-old
 PYTEST := $(BIN)/python -m pytest -q
 # tests/thorough.txt names the tests that only `make test-all` runs.
 DEFAULT := not gpu and not slow and not wheels
@@ -50,7 +50,8 @@ help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
 	  while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
 
-setup: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## make the virtual environments (.venv, .venvs/old, .venvs/clients)
+# What stages share is made here: a stage that has to wait for it would begin after all others.
+setup: $(READY) $(OLD_READY) $(CLIENTS_READY) $(LAB_READY) $(COMPILED)  ## make the virtual environments (.venv, .venvs/old, .venvs/clients), build the labextension and the C libraries
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
