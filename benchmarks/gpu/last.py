@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stage import Daemon
 
 
-SMALL_BYTES = 6 * GIB
+SMALL_BYTES = 2 * GIB
 """Size of a job whose neighbour is killed: a program outside Kiwi takes the rest of the GPU."""
 LEFT_BYTES, OTHER_BYTES = 12 * GIB, 2 * GIB
 EMULATED_LEFT_BYTES, EMULATED_OTHER_BYTES = 96 * MIB, 32 * MIB
@@ -128,7 +128,7 @@ def killed(stage: Stage) -> None:
     size = min(stage.size(0.6), SMALL_BYTES)
     with ExitStack() as stack:
         ballast(stage, size, stack)
-        command = job_command("driver", bytes=size, rounds=30 if stage.emulated else 8000)
+        command = job_command("driver", bytes=size, rounds=30 if stage.emulated else 24_000)
         alone = stage.run(command)["digest"]
         for pager in reversed(PAGERS):  # the default one first
             for victim in ("daemon", "program"):

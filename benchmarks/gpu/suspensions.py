@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from stage import Program, Stage
 
 LIBRARIES = ("torch", "cupy", "jax")
+LEFT_TO_THE_DRIVER = {"inprocess": ("jax",)}
+"""JAX takes its memory by ``cuMemCreate``. Its moves, 11 s for each round of turns, left the others
+6 suspensions of 100."""
 SIZE, EMULATED_SIZE = 64 * MIB, 16 * MIB
 """Ballast of a job that is moved from outside: the fixed cost of a move dominates, not the
 bytes."""
 WAYS = {
     "checkpoint": Way("checkpoint", leave_bytes=4 * GIB, size_bytes=512 * MIB, wanted=10),
-    "inprocess": Way("inprocess", leave_bytes=12 * GIB, size_bytes=2 * GIB, wanted=100),
+    "inprocess": Way("inprocess", leave_bytes=5 * GIB, size_bytes=2 * GIB, wanted=100),
 }
 """What the pagers are given. Each job fits the rest of the GPU, its context of 0.6 GiB and the
 memory that its library keeps free included (JAX takes up to four times what it needs); the jobs
@@ -97,7 +100,9 @@ def _kinds(stage: Stage, name: str) -> list[str]:
         return ["driver"]
     missing = [kind for kind in LIBRARIES if importlib.util.find_spec(kind) is None]
     _left_out(stage, name, missing, "is not installed")
-    return [kind for kind in LIBRARIES if kind not in missing] or ["driver"]
+    by_driver = [kind for kind in LEFT_TO_THE_DRIVER.get(name, ()) if kind not in missing]
+    _left_out(stage, name, by_driver, "takes memory that this pager leaves to the driver")
+    return [kind for kind in LIBRARIES if kind not in (*missing, *by_driver)] or ["driver"]
 
 
 def _left_out(stage: Stage, name: str, kinds: Any, why: str) -> None:
