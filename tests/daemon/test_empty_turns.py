@@ -67,6 +67,7 @@ class Stage:
             for number, name in enumerate((FLOODER, OTHER), start=1)
         }
         self.link = Link(ProcessRef(1, 1), 1000, session=FLOODER)
+        self.linked = True
         played: Any = self
         self.gates = Gates(
             played, played, played, self.request_own, Shares()[ROOM_REQUESTS],
@@ -100,7 +101,7 @@ class Stage:
     sessions = (FLOODER,)
 
     def of(self, session: SessionId) -> Sequence[Link]:
-        return (self.link,) if session == FLOODER else ()
+        return (self.link,) if session == FLOODER and self.linked else ()
 
     def get(self, session: SessionId) -> SessionRecord | None:
         return self.members.get(session)
@@ -158,6 +159,22 @@ def test_the_next_request_after_an_empty_turn_is_put_off() -> None:
         assert stage.granted == [FLOODER, OTHER], "not asked for before the back-off is over"
         stage.other_asks(2)
         assert stage.granted == [FLOODER, OTHER, OTHER], "nobody is in the way"
+
+    staged(play)
+
+
+def test_the_turn_of_a_program_that_dies_in_it_ends_once() -> None:
+    """On an H100 the daemon looked at such a session again and again, as long as it existed."""
+
+    def play(stage: Stage) -> None:
+        stage.gates.lease_wanted(stage.link)
+        stage.linked = False
+        stage.other_asks(1)
+        stage.look()
+        assert stage.scheduler.holders == (OTHER,)
+        stage.other_asks(2)
+        assert not stage.looks
+        assert not stage.members[FLOODER].in_burst
 
     staged(play)
 

@@ -87,7 +87,7 @@ class Gates:
         for action in actions:
             if isinstance(action, (RoomMade, RoomDenied)):
                 self._answer_room(action)
-        if not self._links:
+        if not self._links and not self._on_trial:
             return
         named = {action.session for action in actions}
         session: SessionId | None = getattr(event, "session", None)
@@ -111,10 +111,11 @@ class Gates:
 
     def _order(self, sessions: Iterable[SessionId]) -> None:
         for session in sessions:
-            if links := self._links.of(session):
-                self._order_one(session, links)
+            self._order_one(session, self._links.of(session))
 
     def _order_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
+        """Give its orders to the gates of ``session``. The burst of one whose last linked process
+        has died during it is over in the same way."""
         opens = self._core.scheduler.may_compute(session)
         if not opens and self._core.scheduler.at_rest(session):
             self._own_burst_is_over(session)
