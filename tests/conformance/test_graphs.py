@@ -291,14 +291,11 @@ def test_a_graph_within_a_graph_is_a_copy(worker):
     assert worker.get("set(read(q, MIB)) == {4}")
 
 
-def test_a_launch_in_a_capture_is_a_graph_within(worker):
-    worker.do("begin(); put(p, 8, MIB); e = instantiate(end()); write(p, bytes(MIB)); begin()")
-    worker.do(
-        "ck(driver.cuGraphLaunch(e, s)); ck(driver.cuMemcpyDtoDAsync(q, p, MIB, s)); g = end()"
-    )
-    assert worker.get("types(g)") == ["GRAPH", "MEMCPY"]
-    worker.do("run(instantiate(g))")
-    assert worker.get("set(read(q, MIB)) == {8}")
+def test_a_graph_cannot_be_launched_into_a_capture(worker):
+    worker.do("begin(); put(p, 8, MIB); e = instantiate(end()); begin()")
+    assert worker.get("name_of(driver.cuGraphLaunch, e, s)") == UNSUPPORTED
+    assert worker.get("status()") == SPOILED
+    assert worker.get("name_of(driver.cuStreamEndCapture, s)") == INVALIDATED
 
 
 def test_an_executable_graph_is_updated(worker):

@@ -102,8 +102,8 @@ static void once(CUfunction add, unsigned seed) {
     CHECK(cuStreamDestroy_v2(b));
 }
 
-/* Captures two streams, and then a launch of the captured graph; runs it, updates it, and runs it again. */
-static CUgraph capture(CUfunction add, CUstream s, CUstream side, CUdeviceptr p, CUgraphExec within) {
+/* Captures two streams. */
+static CUgraph capture(CUfunction add, CUstream s, CUstream side, CUdeviceptr p) {
     CUevent fork, join;
     CUgraph graph;
     uint32_t one = 1;
@@ -119,7 +119,6 @@ static CUgraph capture(CUfunction add, CUstream s, CUstream side, CUdeviceptr p,
     CHECK(cuLaunchKernel(add, 1, 1, 1, 1, 1, 1, 0, side, side_params, NULL));
     CHECK(cuEventRecord(join, side));
     CHECK(cuStreamWaitEvent(s, join, 0));
-    if (within) CHECK(cuGraphLaunch(within, s));
     CHECK(cuStreamEndCapture(s, &graph));
     CHECK(cuEventDestroy_v2(fork));
     CHECK(cuEventDestroy_v2(join));
@@ -128,6 +127,7 @@ static CUgraph capture(CUfunction add, CUstream s, CUstream side, CUdeviceptr p,
 
 static void bury(void *count) { __atomic_add_fetch((int *)count, 1, __ATOMIC_SEQ_CST); }
 
+/* Runs a captured graph, and one that has it within; updates the first. */
 static void replay(CUfunction add) {
     CUdeviceptr p, q;
     CUstream s, side;
@@ -140,9 +140,10 @@ static void replay(CUfunction add) {
     CHECK(cuMemcpyHtoD_v2(p, zero, sizeof zero));
     CHECK(cuStreamCreate(&s, 1));
     CHECK(cuStreamCreate(&side, 1));
-    CUgraph graph = capture(add, s, side, p, NULL);
+    CUgraph graph = capture(add, s, side, p);
     CHECK(cuGraphInstantiateWithFlags(&once, graph, 0));
-    CUgraph bigger = capture(add, s, side, p, once);
+    CUgraph bigger = capture(add, s, side, p);
+    CHECK(cuGraphAddChildGraphNode(&node, bigger, NULL, 0, graph));
     CUuserObject kept;
     int buried = 0;
     CHECK(cuUserObjectCreate(&kept, &buried, bury, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));

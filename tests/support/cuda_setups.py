@@ -47,6 +47,8 @@ def instantiate(graph):
     return ck(driver.cuGraphInstantiate(graph, 0))
 
 def run(executable, stream=None):
+    "A copy from pageable memory may still be on its way: those streams do not wait for it."
+    ck(driver.cuStreamSynchronize(0))
     ck(driver.cuGraphLaunch(executable, stream or s))
     ck(driver.cuStreamSynchronize(stream or s))
 

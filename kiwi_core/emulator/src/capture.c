@@ -117,15 +117,6 @@ CUresult ke_capture_work(CUstream s, const struct ke_work *work, bool *captured)
     return n ? rc : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult ke_capture_launch(CUstream s, CUgraph what, bool *captured) {
-    CUresult rc = begins(s, captured);
-    if (rc != CUDA_SUCCESS || !*captured) return rc;
-    CUgraphNode n = NULL;
-    rc = ke_node_of_launch(s->capture->graph, what, s->after, &n);
-    if (n) follow(s, n);
-    return rc;
-}
-
 /* ---- events -------------------------------------------------------------------------------------- */
 
 static struct ke_capture *capture_of(CUevent e) { /* NULL: e was recorded in no open capture */

@@ -293,7 +293,6 @@ CUresult ke_capture_refuse(CUstream s, CUresult why); /* for work in s that cann
 bool ke_capturing(CUstream s);
 /* ke.mu held. If *captured is set, the caller has nothing to do now. */
 CUresult ke_capture_work(CUstream s, const struct ke_work *work, bool *captured);
-CUresult ke_capture_launch(CUstream s, CUgraph what, bool *captured);
 CUresult ke_capture_record(CUevent e, CUstream s, bool *captured);
 CUresult ke_capture_wait(CUstream s, CUevent e, bool *captured);
 CUresult ke_capture_touch_event(CUevent e);

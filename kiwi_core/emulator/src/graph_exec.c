@@ -163,20 +163,19 @@ CUresult ke_node_of_launch(CUgraph g, CUgraph what, struct ke_nodes deps, CUgrap
 KE_ENTRY(cuGraphLaunch, (CUgraphExec handle, CUstream stream), (handle, stream)) {
     CUstream s;
     CUresult rc = ke_stream_resolve(stream, &s);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (rc != CUDA_SUCCESS) return rc;
-    bool captured = false;
     ke_mu_lock();
     CUgraphExec e = find(handle);
     struct program *p = e ? e->program : NULL;
-    rc = e ? ke_capture_launch(s, p->graph, &captured) : CUDA_ERROR_INVALID_VALUE;
+    rc = e ? ke_capture_implicit(s, true) : CUDA_ERROR_INVALID_VALUE;
     struct ke_dep last = e ? e->last : (struct ke_dep){0};
     if (p) p->refs++;
     ke_mu_unlock();
-    bool alone = rc != CUDA_SUCCESS || captured;
-    if (!alone && last.stream) rc = ke_submit_after(s, last);
-    if (!alone && rc == CUDA_SUCCESS) rc = ke_submit(s, run, &p, sizeof p, p->flags);
+    if (rc == CUDA_SUCCESS && last.stream) rc = ke_submit_after(s, last);
+    if (rc == CUDA_SUCCESS) rc = ke_submit(s, run, &p, sizeof p, p->flags);
     ke_mu_lock();
-    if (rc != CUDA_SUCCESS || alone) unref(p);
+    if (rc != CUDA_SUCCESS) unref(p);
     else if ((e = find(handle))) e->last = (struct ke_dep){s, s->submitted};
     ke_mu_unlock();
     return rc;

@@ -250,7 +250,7 @@ CUresult ke_stream_resolve(CUstream handle, CUstream *out) {
     ke_mu_lock();
     CUstream s = ke.streams;
     while (s && s != handle) s = s->next;
-    CUresult rc = !s || !s->alive ? CUDA_ERROR_INVALID_HANDLE : s->ctx->alive ? CUDA_SUCCESS : CUDA_ERROR_STREAM_DETACHED;
+    CUresult rc = !s || !s->alive ? CUDA_ERROR_INVALID_HANDLE : s->ctx->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     ke_mu_unlock();
     *out = s;
     return rc;
@@ -295,12 +295,12 @@ KE_ENTRY(cuStreamDestroy_v2, (CUstream handle), (handle)) {
     CUstream s;
     if ((uintptr_t)handle <= 2) return CUDA_ERROR_INVALID_HANDLE;
     CUresult rc = ke_stream_resolve(handle, &s);
-    if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_STREAM_DETACHED) return rc;
+    if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_CONTEXT_IS_DESTROYED) return rc;
     ke_mu_lock();
     give_up(s);
     ke_capture_forget_stream(s);
     ke_mu_unlock();
-    return CUDA_SUCCESS;
+    return rc;
 }
 
 static CUresult synchronize(CUstream handle) {

@@ -99,9 +99,9 @@ KE_ENTRY(cuMemMap,
     ke_mu_lock();
     struct ke_phys *p = by_handle(h);
     struct ke_range *r = ke_range_at(addr);
-    if (!p || !r || !r->vmm || size == 0 || addr % KE_BIG_PAGE || size % KE_BIG_PAGE || offset != 0 ||
-        size > p->size || addr + size > r->addr + r->size)
-        rc = CUDA_ERROR_INVALID_VALUE;
+    bool odd = size == 0 || addr % KE_BIG_PAGE || size % KE_BIG_PAGE || offset != 0;
+    if (!p || !r || !r->vmm || addr + size > r->addr + r->size) rc = CUDA_ERROR_INVALID_VALUE;
+    else if (odd || size > p->size) rc = CUDA_ERROR_NOT_SUPPORTED; /* as driver 580.159.04 answers */
     else if (first_map_in(addr, size))
         rc = CUDA_ERROR_INVALID_VALUE;
     else if (!ke_map_add((struct ke_map){.addr = addr, .size = size, .phys = p, .prot = PROT_NONE}))
