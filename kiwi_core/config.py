@@ -97,10 +97,10 @@ class Config:
     """That claim is at most the GPU's size divided by this (matters on small, emulated GPUs)."""
 
     checkpoint_room_bytes: int = 64 * MIB
-    """If the driver refuses a page-out with OUT_OF_MEMORY while less than this is free, the GPU is
-    too full for the driver, and the page-out is tried again. Without that, the driver cannot move
-    the program at all. (An H200 refused with 2 MiB, and did it with about 65.) The library in a
-    program keeps this much free; it is compiled in."""
+    """The GPU memory that the library in a program keeps free (it is compiled in), because the
+    driver needs some to move a program out. While less than half of it is free, no page-out is
+    tried: an H200 refused with 2 MiB, could not move that program any more, and did it with about
+    65."""
 
     checkpoint_room_share: int = 64
     """The figure above is at most the GPU's size divided by this (matters on small, emulated

@@ -61,8 +61,9 @@ QUIRKS: dict[str, int] = {
   checkpointed, and the right figure at once while it is locked.
 - ``questions_pass``: ``cuDeviceGetAttribute``, ``cuCtxGetCurrent`` and ``cuDevicePrimaryCtxRetain``
   of a context that exists answer at once while the target is locked or checkpointed.
-- ``checkpoint_needs_room``: a checkpoint answers OUT_OF_MEMORY, and changes nothing, while less
-  than 2 MiB of the GPU is free (on GPUs below 128 MiB: less than 1/64 of it).
+- ``checkpoint_needs_room``: a checkpoint answers OUT_OF_MEMORY while less than 2 MiB of the GPU
+  is free (on GPUs below 128 MiB: less than 1/64 of it). The process works on, but every later
+  checkpoint of it answers UNKNOWN.
 """
 
 _ON_ALL = (

@@ -215,7 +215,8 @@ def test_contexts_and_streams_cost_memory(machine, controller, target):
     second.do("streams = [ck(driver.cuStreamCreate(1)) for _ in range(64)]; sync()")
     assert controller.get("device_used()") >= with_context + (0 if machine.real else 64 * 65536)
     assert second.leave()
-    wait_until(lambda: controller.get("device_used()") <= before, "all is free again")
+    kept = (with_context - before) // 2 if machine.real else 0  # an H200 keeps a part for itself
+    wait_until(lambda: controller.get("device_used()") <= before + kept, "all is free again")
 
 
 UNMAP_UNDER_WORK = """
@@ -284,9 +285,11 @@ FILL = (
 )
 
 
-def test_a_checkpoint_without_a_free_block_changes_nothing(machine, controller, target):
-    """An H200 with driver 580.159.04 refused with 2 MiB free at most, and worked with some
-    65 MiB. A driver that needs no room passes, too."""
+def test_a_checkpoint_without_a_free_block_keeps_the_contents_and_is_the_last(
+    machine, controller, target
+):
+    """An H200 with driver 580.159.04 refused with 2 MiB free at most, and worked with some 65 MiB.
+    It did not move that process any more. A driver that needs no room passes, too."""
     hog = machine.worker()
     hog.do(FILL)
     assert call(controller, target.pid, "Lock") == OK
@@ -295,11 +298,13 @@ def test_a_checkpoint_without_a_free_block_changes_nothing(machine, controller, 
     if answer != OK:
         assert controller.get(f"checkpoint_of({target.pid}).state") == "locked"
         controller.do(f"checkpoint_of({target.pid}).unlock()")
-        assert target.get("digest(p, 16 * MIB) == expected")
         hog.do("while blocks: free(blocks.pop())")
-        controller.do(f"suspend({target.pid})")
-    hog.do("while blocks: free(blocks.pop())")
-    controller.do(f"resume({target.pid})")
+        assert call(controller, target.pid, "Lock") == OK
+        assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_UNKNOWN"
+        controller.do(f"checkpoint_of({target.pid}).unlock()")
+    else:
+        hog.do("while blocks: free(blocks.pop())")
+        controller.do(f"resume({target.pid})")
     assert target.get("digest(p, 16 * MIB) == expected")
 
 

@@ -451,13 +451,16 @@ def test_a_checkpoint_needs_a_little_free_memory(boot, driver, gpu, needs_kib):
         f"alloc(ck(driver.cuMemGetInfo())[0] - {needs_kib - 64} * 1024)"
     )
     controller.do(f"checkpoint_of({target.pid}).lock()")
-    for _ in range(2):
-        assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_OUT_OF_MEMORY"
-        assert controller.get(f"checkpoint_of({target.pid}).state") == "locked"
+    assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert controller.get(f"checkpoint_of({target.pid}).state") == "locked"
     hog.do("free(last)")
-    assert call(controller, target.pid, "Checkpoint") == "CUDA_SUCCESS"
-    controller.do(f"resume({target.pid})")
+    assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_UNKNOWN", "never again"
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
     assert target.get("digest(p, 4 * MIB) == expected")
+    assert target.leave()
+    another = machine.worker()
+    another.do("init()")
+    controller.do(f"suspend({another.pid}); resume({another.pid})")
 
 
 def test_mig_shows_in_nvml_and_refuses_checkpoints(worst, pair):

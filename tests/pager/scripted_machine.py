@@ -24,7 +24,8 @@ from kiwi_core.units import MIB, SessionId
 RUNNING, LOCKED = CheckpointState.RUNNING, CheckpointState.LOCKED
 OUT, FAILED = CheckpointState.CHECKPOINTED, CheckpointState.FAILED
 UNDER_WAY, BACK_UNDER_WAY = CheckpointState.CHECKPOINTING, CheckpointState.RESTORING
-CONFIG = replace(DEFAULTS, room_wait_ns=50_000_000)
+CONFIG = replace(DEFAULTS, room_wait_ns=50_000_000, checkpoint_room_bytes=0)
+"""This driver moves programs out of a full GPU, too; ``test_full_gpu.py`` has the other kind."""
 
 MOVES = {
     "lock": (RUNNING, LOCKED),

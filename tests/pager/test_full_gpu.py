@@ -1,6 +1,7 @@
 """Tests of page-outs from a GPU that is full to the last block, which the driver refuses.
 
-An H200 with driver 580.159.04 answered OUT_OF_MEMORY after 4 seconds, and the program was unharmed.
+An H200 with driver 580.159.04 answered OUT_OF_MEMORY after 4 seconds. The program was unharmed, but
+could not be moved any more. So Kiwi does not ask the driver.
 """
 
 from __future__ import annotations
@@ -50,13 +51,12 @@ def test_what_was_suspended_stays_suspended(
     assert session.digest()
 
 
-def test_the_driver_is_not_asked_again_before_more_is_free(
+def test_the_driver_is_not_asked_before_more_is_free(
     emulated: EmulatedWorld, session: RunningSession
 ) -> None:
-    """Each try stops the program for seconds on a real GPU."""
     emulated.hold_outside(free_bytes=0)
-    first = refused(emulated.pager.page_out(session.target, soon_ns()), Reason.NO_ROOM)
     emulated.faults.set("checkpoint_fail", count=-1)  # counts the checkpoints that are tried
+    first = refused(emulated.pager.page_out(session.target, soon_ns()), Reason.NO_ROOM)
     assert refused(emulated.pager.page_out(session.target, soon_ns()), Reason.NO_ROOM) == first
     assert emulated.faults.hits("checkpoint_fail") == 0
     emulated.faults.clear("checkpoint_fail")

@@ -217,6 +217,9 @@ static bool too_full(void) {
     return full;
 }
 
+/* After a checkpoint that lacked memory the process works, but the driver never moves it again. */
+static bool met_a_full_gpu;
+
 /* Returns the reason why a checkpoint does not even begin. */
 static CUresult refusal(void) {
     struct ke_fault *kill = ke_fault_take(ke.state, KE_FAULT_CHECKPOINT_KILL, getpid(), KE_OP_ANY);
@@ -227,7 +230,11 @@ static CUresult refusal(void) {
     if (ke_has(KE_NCCL_KILLS) && in_nccl_group()) die(SIGABRT);
     if (fault(KE_FAULT_CHECKPOINT_FAIL)) return CUDA_ERROR_OPERATING_SYSTEM;
     if (ke_has(KE_MIG) || fault(KE_FAULT_CHECKPOINT_OOM)) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (ke_has(KE_CHECKPOINT_NEEDS_ROOM) && too_full()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (ke_has(KE_CHECKPOINT_NEEDS_ROOM) && met_a_full_gpu) return CUDA_ERROR_UNKNOWN;
+    if (ke_has(KE_CHECKPOINT_NEEDS_ROOM) && too_full()) {
+        met_a_full_gpu = true;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     if (fault(KE_FAULT_CHECKPOINT_UNSUPPORTED)) return CUDA_ERROR_NOT_SUPPORTED;
     if (ke_has(KE_BROKEN_STAYS) && broken() != CUDA_SUCCESS) return broken();
     if (!fault(KE_FAULT_CHECKPOINT_POISON)) return CUDA_SUCCESS;

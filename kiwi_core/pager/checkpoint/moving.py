@@ -53,8 +53,7 @@ class Moving:
         try:
             await self._checkpoint(ref)
         except GpuError as error:
-            await self._check_out(ref, error, before_bytes)
-        self._parts.full.moved(ref)
+            await self._check_out(ref, error)
         after_bytes = await (self._free_scrubbed_bytes() if nameless else self._free_bytes())
         if before_bytes is not None and after_bytes is not None:
             gained_bytes = after_bytes - before_bytes
@@ -80,15 +79,12 @@ class Moving:
                 raise
             await self._driver.checkpoint(ref.pid, self._left_s())
 
-    async def _check_out(self, ref: ProcessRef, error: GpuError, before_bytes: int | None) -> None:
+    async def _check_out(self, ref: ProcessRef, error: GpuError) -> None:
         state = await self._locking.state_after(ref, error)
         if state in (CheckpointState.CHECKPOINTED, CheckpointState.NOT_A_CUDA_PROCESS):
             return  # done after all, or the process is gone and needs no move
         if state is CheckpointState.FAILED:
             raise Stop(lost(ref.pid, error)) from error
-        frees_bytes = (before_bytes, await self._free_bytes())
-        if (full := self._parts.full.refused(ref, error, frees_bytes)) is not None:
-            raise Stop(full) from error
         if (why := self._parts.unmovable.refused(ref, error)) is not None:
             raise Stop(Refused(Reason.UNSUPPORTED, str(why))) from error
         raise Stop(refusal(error, ref.pid)) from error

@@ -122,7 +122,8 @@ class Transaction:
         for ref in still_in:
             if (why := self._parts.unmovable.why(ref)) is not None:
                 raise Stop(Refused(why.reason, str(why)))
-        await self._parts.full.check(still_in)
+        if still_in:
+            await self._parts.full.check()
         usage = await self._parts.gpu.bytes_by_pid()
         pids = [ref.pid for ref in still_in]
         for pid, gpu in (await self._parts.gpu.users_elsewhere()).items():
