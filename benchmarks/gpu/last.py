@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from callers import HERE
-from pairs import PAGERS, ballast
+from pairs import PAGERS, ballast, calibrated
 from stage import GIB, MIB, Program, Stage, daemon, job_command, wait_until
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from stage import Daemon
 
 
-SMALL_BYTES = 2 * GIB
-"""Size of a job whose neighbour is killed: a program outside Kiwi takes the rest of the GPU."""
+SMALL_BYTES = 4 * GIB
+"""Size of a job whose neighbour is killed: a program outside Kiwi takes the rest of the GPU. It
+leaves 1.7 times as much, and its own context and the driver's share come off that."""
 LEFT_BYTES, OTHER_BYTES = 12 * GIB, 2 * GIB
 EMULATED_LEFT_BYTES, EMULATED_OTHER_BYTES = 96 * MIB, 32 * MIB
 """What a program outside Kiwi leaves to one that fills the GPU and to a small one that gets its
@@ -128,7 +129,7 @@ def killed(stage: Stage) -> None:
     size = min(stage.size(0.6), SMALL_BYTES)
     with ExitStack() as stack:
         ballast(stage, size, stack)
-        command = job_command("driver", bytes=size, rounds=30 if stage.emulated else 24_000)
+        command = calibrated(stage, "driver", size, 1.0 if stage.emulated else 3.0)
         alone = stage.run(command)["digest"]
         for pager in reversed(PAGERS):  # the default one first
             for victim in ("daemon", "program"):

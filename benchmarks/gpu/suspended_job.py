@@ -12,6 +12,7 @@ bytes, which no round touches, is unchanged.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import itertools
 import json
@@ -217,6 +218,7 @@ def main() -> None:
     os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["JAX_PLATFORMS"] = "cuda"  # otherwise JAX would silently use the CPU
+    faulthandler.register(signal.SIGUSR1)  # shows where a job hangs
     # A program that is over its limit exits normally: on some drivers a restored process must not
     # be killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

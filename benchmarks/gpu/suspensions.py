@@ -37,7 +37,7 @@ SIZE, EMULATED_SIZE = 64 * MIB, 16 * MIB
 bytes."""
 WAYS = {
     "checkpoint": Way("checkpoint", leave_bytes=4 * GIB, size_bytes=512 * MIB, wanted=10),
-    "inprocess": Way("inprocess", leave_bytes=5 * GIB, size_bytes=2 * GIB, wanted=100),
+    "inprocess": Way("inprocess", leave_bytes=5 * GIB, size_bytes=2 * GIB, wanted=50),
 }
 """What the pagers are given. Each job fits the rest of the GPU, its context of 0.6 GiB and the
 memory that its library keeps free included (JAX takes up to four times what it needs); the jobs
