@@ -57,30 +57,30 @@ static void await(const bool *what, int64_t for_ns) {
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-static bool out(void) { return !strcmp(kp_pager_state(), "out") || kp_pager_stands(); }
+static bool out(void) { return !strcmp(kp_pager_state(), "out") || kp_pager_yielded(); }
 
 static void try_later(int64_t now_ns) {
     bool soon = out() || (was_connected && now_ns - lost_ns < RETRY_SOON_FOR_NS);
     int64_t most_ns = soon ? RETRY_SOON_NS : RETRY_NS;
-    bool full = kp_talk_regard == KP_FULL;
-    if (!soon || kp_talk_regard == KP_REJECTED || full || retry_ns > most_ns) retry_ns = most_ns;
-    next_try_ns = kp_talk_regard == KP_REPLACED ? INT64_MAX : now_ns + retry_ns;
+    bool full = kp_protocol_reconnect == KP_FULL;
+    if (!soon || kp_protocol_reconnect == KP_REJECTED || full || retry_ns > most_ns) retry_ns = most_ns;
+    next_try_ns = kp_protocol_reconnect == KP_REPLACED ? INT64_MAX : now_ns + retry_ns;
     retry_ns *= 2;
     if (!begun && !full) tell(&begun);
     __atomic_store_n(&no_place, full, __ATOMIC_RELEASE);
 }
 
 static void lose(int64_t now_ns) {
-    bool welcomed = kp_talk_welcomed();
+    bool welcomed = kp_protocol_welcomed();
     kp_descriptor_close(&kp_wire.socket);
-    kp_talk_over();
+    kp_protocol_disconnected();
     if (welcomed) {
         kp_note("the connection to the daemon is gone");
         kp_pager_lost();
-        kp_link_now_connected(false);
+        kp_link_set_connected(false);
         was_connected = true;
         lost_ns = now_ns;
-        kp_alone_since(now_ns);
+        kp_alone_begin(now_ns);
         if (now_ns - dialled_ns > RETRY_SOON_NS) retry_ns = RETRY_MIN_NS;
     }
     try_later(now_ns);
@@ -109,7 +109,7 @@ static bool open_wire(void) {
 }
 
 static void crowded(void) {
-    kp_talk_regard = KP_FULL;
+    kp_protocol_reconnect = KP_FULL;
     kp_warn("this program waits for a place at the Kiwi daemon: more programs connect to %s than it accepts. "
             "Kiwi tries again by itself; see whether the daemon hangs if this lasts.",
             path);
@@ -117,13 +117,13 @@ static void crowded(void) {
 
 static void dial(int64_t now_ns) {
     dialled_ns = now_ns;
-    kp_talk_regard = KP_WELCOME_AGAIN; /* an earlier daemon's answer does not count */
+    kp_protocol_reconnect = KP_WELCOME_AGAIN; /* an earlier daemon's answer does not count */
     if (!may_dial()) {
         try_later(now_ns);
         return;
     }
     if (open_wire()) {
-        if (!kp_talk_begin()) lose(now_ns);
+        if (!kp_protocol_begin()) lose(now_ns);
         return;
     }
     if (errno == EAGAIN) crowded();
@@ -149,7 +149,7 @@ static int64_t alone_ns(void) { /* not while a daemon may be about to answer */
 static int patience_ms(int64_t now_ns) {
     int64_t until_ns = alone_ns();
     int64_t more_ns = kp_wire.socket.fd < 0 ? next_try_ns
-                      : kp_talk_welcomed() ? kp_talk_due_ns()
+                      : kp_protocol_welcomed() ? kp_protocol_due_ns()
                                            : dialled_ns + WELCOME_NS;
     if (more_ns < until_ns) until_ns = more_ns;
     if (until_ns > now_ns + LOOK_NS) until_ns = now_ns + LOOK_NS;
@@ -161,13 +161,13 @@ static void wait_for_something(void) {
         {.fd = kp_link_wake_fd(), .events = POLLIN},
         {.fd = kp_wire.socket.fd, .events = (short)(POLLIN | (kp_wire.unsent ? POLLOUT : 0))}};
     if (poll(polled, 2, patience_ms(kp_now_ns())) <= 0) {
-        kp_link_woken(); /* renews the wake-up descriptor if the program has closed it */
+        kp_link_clear_wake(); /* renews the wake-up descriptor if the program has closed it */
         return;
     }
-    if (polled[0].revents) kp_link_woken();
+    if (polled[0].revents) kp_link_clear_wake();
     if (kp_wire.socket.fd < 0 || !polled[1].revents) return;
-    if (!kp_wire_receive(&kp_wire, kp_talk_heard)) lose(kp_now_ns());
-    else if (kp_talk_caught_up() && !begun) {
+    if (!kp_wire_receive(&kp_wire, kp_protocol_receive)) lose(kp_now_ns());
+    else if (kp_protocol_caught_up() && !begun) {
         __atomic_store_n(&no_place, false, __ATOMIC_RELEASE);
         tell(&begun);
     }
@@ -177,15 +177,15 @@ static void wait_for_something(void) {
  * what is unread stays so. It may be an order, which must not begin now: nobody would hear its outcome, and after a
  * hold nobody would say "free". The next daemon learns from our state that nothing was done. */
 static void cut_off(int64_t now_ns) {
-    if (!kp_talk_welcomed()) kp_wire_receive(&kp_wire, kp_talk_heard);
+    if (!kp_protocol_welcomed()) kp_wire_receive(&kp_wire, kp_protocol_receive);
     lose(now_ns);
 }
 
 static void once(void) {
     int64_t now_ns = kp_now_ns();
     if (kp_wire.socket.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
-    if (kp_wire.socket.fd >= 0 && !kp_talk_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
-    if (kp_wire.socket.fd >= 0 && (!kp_talk_say(now_ns) || !kp_wire_flush(&kp_wire))) cut_off(now_ns);
+    if (kp_wire.socket.fd >= 0 && !kp_protocol_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
+    if (kp_wire.socket.fd >= 0 && (!kp_protocol_send_due(now_ns) || !kp_wire_flush(&kp_wire))) cut_off(now_ns);
     if (kp_alone_due_ns() <= now_ns && alone_ns() <= now_ns) kp_alone(now_ns);
     wait_for_something();
 }
@@ -194,7 +194,7 @@ static void *run(void *unused) {
     (void)unused;
     kp_gate_exempt();
     pthread_setname_np(pthread_self(), "kiwi-pager");
-    while (!kp_link_ended() || kp_pager_stands()) once();
+    while (!kp_link_ended() || kp_pager_yielded()) once();
     kp_pager_leave();
     kp_descriptor_close(&kp_wire.socket);
     tell(&over);
@@ -218,7 +218,7 @@ static void in_child(void) {
 static void at_exit(void) {
     if (forked) return;
     kp_link_end();
-    if (!kp_pager_stands()) await(&over, EXIT_NS);
+    if (!kp_pager_yielded()) await(&over, EXIT_NS);
 }
 
 /* Waits without limit for a place at the daemon: a program that goes on would use the GPU beside programs

@@ -23,7 +23,7 @@ static const int64_t WITHIN_NS = 600 * SECOND_NS;   /* a page-in of the largest 
 static const int64_t PAUSE_MIN_NS = 1 * SECOND_NS, PAUSE_MAX_NS = 30 * SECOND_NS;
 
 static int64_t silence_ns = 30 * SECOND_NS, come_back_ns = 30 * SECOND_NS; /* defaults */
-static bool alone, said, given_up;
+static bool alone, warned, given_up;
 static int64_t since_ns, next_try_ns, pause_ns;
 
 static void read_setting(const char *name, int64_t *ns) {
@@ -40,18 +40,18 @@ void kp_alone_prepare(void) {
 
 int64_t kp_alone_silence_ns(void) { return silence_ns; }
 
-static bool waits(void) { return !strcmp(kp_pager_state(), "out") || kp_pager_stands(); }
-static bool may_come_back(void) { return waits() && !kp_pager_stands(); }
+static bool waits(void) { return !strcmp(kp_pager_state(), "out") || kp_pager_yielded(); }
+static bool may_come_back(void) { return waits() && !kp_pager_yielded(); }
 
-void kp_alone_since(int64_t now_ns) {
+void kp_alone_begin(int64_t now_ns) {
     alone = true;
-    said = given_up = false;
+    warned = given_up = false;
     since_ns = now_ns;
     next_try_ns = now_ns + come_back_ns;
     pause_ns = PAUSE_MIN_NS;
 }
 
-void kp_alone_over(void) {
+void kp_alone_end(void) {
     if (given_up) kp_arena_allow(UINT64_MAX);
     alone = given_up = false;
 }
@@ -60,7 +60,7 @@ int64_t kp_alone_due_ns(void) {
     int64_t due_ns = INT64_MAX;
     if (!alone) return due_ns;
     if (!given_up) due_ns = since_ns + GIVE_UP_NS;
-    if (waits() && !said && since_ns + COMPLAIN_NS < due_ns) due_ns = since_ns + COMPLAIN_NS;
+    if (waits() && !warned && since_ns + COMPLAIN_NS < due_ns) due_ns = since_ns + COMPLAIN_NS;
     if (may_come_back() && next_try_ns < due_ns) due_ns = next_try_ns;
     return due_ns;
 }
@@ -96,15 +96,15 @@ void kp_alone(int64_t now_ns) {
         kp_arena_allow(0);
     }
     if (!waits()) return;
-    if (!said && now_ns >= since_ns + COMPLAIN_NS && kp_pager_stands()) {
-        said = true;
+    if (!warned && now_ns >= since_ns + COMPLAIN_NS && kp_pager_yielded()) {
+        warned = true;
         kp_warn("the Kiwi daemon is gone while the driver may have this program's GPU memory in system RAM. It "
                 "goes on as soon as a daemon is back: start one with `kiwi daemon`. Until then its calls to the "
                 "GPU wait.");
     }
     if (!may_come_back()) return;
-    if (!said && now_ns >= since_ns + COMPLAIN_NS && now_ns < next_try_ns) {
-        said = true;
+    if (!warned && now_ns >= since_ns + COMPLAIN_NS && now_ns < next_try_ns) {
+        warned = true;
         kp_warn("the Kiwi daemon is gone while this program's GPU memory is in system RAM. It goes on as "
                 "soon as a daemon is back: start one with `kiwi daemon`. Without one it tries to bring its "
                 "memory back by itself before long.");

@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 void kp_alone_prepare(void); /* reads the environment; called once, by a thread of the program */
-void kp_alone_since(int64_t now_ns); /* called when the connection is lost */
-void kp_alone_over(void);            /* called when a daemon is there */
+void kp_alone_begin(int64_t now_ns); /* called when the connection is lost */
+void kp_alone_end(void);             /* called when a daemon is there */
 int64_t kp_alone_due_ns(void);       /* when to call kp_alone next; INT64_MAX: never */
 void kp_alone(int64_t now_ns);       /* does what is due while no daemon answers */
 

@@ -21,7 +21,7 @@ size_t kp_piece_bytes(void) {
     return want < KP_ARENA_UNIT ? KP_ARENA_UNIT : want > PIECE_MAX_BYTES ? PIECE_MAX_BYTES : want;
 }
 
-uint64_t kp_arena_there(void) { return kp_arena_totals.pinned + kp_arena_totals.pageable; }
+uint64_t kp_arena_total_bytes(void) { return kp_arena_totals.pinned + kp_arena_totals.pageable; }
 
 /* ---- pieces (kp_arena_mu held, except in the slow parts) ------------------------------------------------------ */
 
@@ -38,7 +38,8 @@ static struct kp_piece *new_piece(size_t bytes) {
 }
 
 uint64_t kp_arena_growth(void) {
-    uint64_t by_limit = kp_arena_totals.limit > kp_arena_there() ? kp_arena_totals.limit - kp_arena_there() : 0;
+    uint64_t limit = kp_arena_totals.limit, total = kp_arena_total_bytes();
+    uint64_t by_limit = limit > total ? limit - total : 0;
     uint64_t host = kp_host_available();
     /* The machine does not count pages of pageable pieces that were never touched: there are few, because
      * pieces are added one at a time, and only when the others are full. */
@@ -53,10 +54,10 @@ struct kp_piece *kp_piece_grow(size_t need) {
     if (may < bytes) bytes = need;
     if (bytes > PIECE_MAX_BYTES) bytes = PIECE_MAX_BYTES;
     if (bytes > may) bytes = (size_t)may;
-    return kp_piece_exactly(bytes);
+    return kp_piece_of_size(bytes);
 }
 
-struct kp_piece *kp_piece_exactly(size_t bytes) {
+struct kp_piece *kp_piece_of_size(size_t bytes) {
     if (kp_fault(KP_FAULT_HOST)) return NULL;
     struct kp_piece *p = bytes ? new_piece(bytes) : NULL;
     if (!p) return NULL;
@@ -145,7 +146,7 @@ void kp_arena_give(struct kp_copy *copy) {
     if (copy->count == 0) return;
     pthread_mutex_lock(&kp_arena_mu);
     give(copy);
-    if (kp_arena_there() > kp_arena_most()) kp_pinning_wake();
+    if (kp_arena_total_bytes() > kp_arena_advance_bytes()) kp_pinning_wake();
     pthread_mutex_unlock(&kp_arena_mu);
 }
 

@@ -121,9 +121,9 @@ void kp_bytes_moved(struct kp_chunk *c, enum kp_where to); /* changes the chunk'
 /* ---- own.c ---- */
 /* Destroys blocks that could not be destroyed when they were freed; `ending` is the context that the caller
  * is about to destroy, or NULL. */
-void kp_own_bury(struct kp_ctx *ending);
+void kp_own_end_dead_blocks(struct kp_ctx *ending);
 /* Takes out the freed blocks of a destroyed context, as a list by next_dead; kp_table_mu held. */
-struct kp_block *kp_own_graves(const struct kp_ctx *ctx);
+struct kp_block *kp_own_take_dead_blocks(const struct kp_ctx *ctx);
 void kp_books_add(uint64_t *field, int64_t bytes);
 extern struct kp_books kp_totals;
 

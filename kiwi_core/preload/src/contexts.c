@@ -243,7 +243,7 @@ static void drop_all(struct kp_ctx *c) {
     struct kp_ctx **at = &contexts;
     while (*at != c) at = &(*at)->next;
     *at = c->next;
-    struct kp_block *freed = kp_own_graves(c);
+    struct kp_block *freed = kp_own_take_dead_blocks(c);
     pthread_cond_broadcast(&let_go);
     pthread_mutex_unlock(&kp_table_mu);
     end_all(g.first);
@@ -261,7 +261,7 @@ static void go_on(struct kp_ctx *c) {
 
 CUresult kp_own_context_destroy(CUcontext handle) {
     struct kp_ctx *c = kp_forked ? NULL : stop(handle, false, 0);
-    if (c) kp_own_bury(c);
+    if (c) kp_own_end_dead_blocks(c);
     CUresult rc = kp_real.cuCtxDestroy_v2(handle);
     if (c && rc == CUDA_SUCCESS) drop_all(c);
     else if (c) go_on(c);
@@ -270,7 +270,7 @@ CUresult kp_own_context_destroy(CUcontext handle) {
 
 static struct kp_ctx *primary_stop(CUdevice device) {
     struct kp_ctx *c = kp_forked ? NULL : stop(NULL, true, device);
-    if (c) kp_own_bury(c);
+    if (c) kp_own_end_dead_blocks(c);
     return c;
 }
 

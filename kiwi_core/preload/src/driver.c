@@ -74,7 +74,7 @@ bool kp_in_driver(const void *address) {
            adopt(map);
 }
 
-bool kp_of_driver(const void *address) {
+bool kp_in_driver_libraries(const void *address) {
     struct link_map *map = library_of(address);
     if (map && map == __atomic_load_n(&driver, __ATOMIC_ACQUIRE)) return true;
     return called(map, "libcuda.so") || called(map, "libcudadebugger.so") || called(map, "libnvidia-");
@@ -134,7 +134,7 @@ static int count_loads(struct dl_phdr_info *info, size_t size, void *loads) {
 /* Returns whether another driver is loaded: a program that loads the driver by its path bypasses us. It is
  * called for each cell of a notebook, so it looks through the libraries, often hundreds, only if one was
  * loaded since the last call. */
-bool kp_driver_beside(void) {
+bool kp_driver_bypassed(void) {
     static unsigned long long alone; /* number of libraries loaded when there was no other driver */
     unsigned long long loads = 0;
     dl_iterate_phdr(count_loads, &loads);
@@ -145,7 +145,7 @@ bool kp_driver_beside(void) {
 }
 #else
 /* Returns false: a preloaded library comes before all others, so every look-up finds our functions. */
-bool kp_driver_beside(void) { return false; }
+bool kp_driver_bypassed(void) { return false; }
 
 bool kp_driver_find(void) {
     if (kp_real_ready()) return true;

@@ -12,11 +12,11 @@ bool kp_system_dlsym_ready(void);
  * from then on it stays loaded and kp_real is filled. */
 bool kp_in_driver(const void *address);
 /* Returns whether `address` belongs to libcuda or to a library that comes with it. */
-bool kp_of_driver(const void *address);
+bool kp_in_driver_libraries(const void *address);
 bool kp_in_this_library(const void *address);
 /* Looks for a libcuda that is loaded although no look-up of it came through this library. */
 bool kp_driver_find(void);
 /* Returns whether a libcuda is loaded whose calls bypass this library: a program can load one by its path. */
-bool kp_driver_beside(void);
+bool kp_driver_bypassed(void);
 
 #endif

@@ -115,7 +115,7 @@ EARLY static bool maybe_driver(const char *name) {
  * succeed because of us (a NULL result sets the error of the search), and the driver must find only itself. */
 static void *instead_of(void *ours, const char *name, void *caller) {
     if (!kp_driver_find()) return kp_system_dlsym(RTLD_NEXT, name);
-    if (!kp_of_driver(caller) && !kp_disabled()) return ours;
+    if (!kp_in_driver_libraries(caller) && !kp_disabled()) return ours;
     struct kp_symbol *symbol = kp_symbol_named(name);
     return symbol ? kp_symbol_real(symbol) : kp_system_dlsym(RTLD_NEXT, name);
 }
@@ -128,7 +128,7 @@ EARLY struct answer kp_look_up(void *handle, const char *name, void *caller) {
     void *real = kp_system_dlsym(handle, name);
     if (!real) return go_on; /* searches again in the caller's place, to set the error */
     if (kp_in_this_library(real)) return (struct answer){instead_of(real, name, caller), 1};
-    if (kp_disabled() || kp_of_driver(caller) || !kp_in_driver(real)) return (struct answer){real, 1};
+    if (kp_disabled() || kp_in_driver_libraries(caller) || !kp_in_driver(real)) return (struct answer){real, 1};
     return (struct answer){kp_wrapper_of_symbol(name, real), 1};
 }
 #endif

@@ -48,7 +48,7 @@ void kp_capture_ended(CUstream stream); /* asks the driver whether the capture h
 void kp_capture_dropped(CUstream stream);
 
 /* hooks_foreign.c: record memory that Kiwi cannot own, by its address or handle. */
-void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes);
-bool kp_foreign_gone(enum kp_foreign kind, uint64_t key); /* false: the memory was never recorded */
+void kp_foreign_added(enum kp_foreign kind, uint64_t key, uint64_t bytes);
+bool kp_foreign_removed(enum kp_foreign kind, uint64_t key); /* false: the memory was never recorded */
 
 #endif

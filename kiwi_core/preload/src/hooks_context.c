@@ -6,7 +6,7 @@
 /* Records a new context. This calls the driver, so it must be counted as part of the call that made the context. */
 static CUresult made(CUresult result, CUcontext context, CUdevice device) {
     if (result != CUDA_SUCCESS || kp_disabled()) return result;
-    kp_context_seen(device);
+    kp_context_created(device);
     if (context) kp_own_context_seen(context, device);
     return result;
 }
@@ -25,9 +25,9 @@ static CUresult created(CUresult result) {
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
-        kp_context_wanted(device);                                                                   \
+        kp_context_before_create(device);                                                            \
         GATED(result, call);                                                                         \
-        if (result == CUDA_SUCCESS) kp_context_told();                                               \
+        if (result == CUDA_SUCCESS) kp_context_start_link();                                         \
         return result;                                                                               \
     }
 

@@ -24,7 +24,7 @@ static struct item **bucket_of(uint64_t key) {
     return &buckets[(key * 0x9e3779b97f4a7c15ull) >> 54];
 }
 
-void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes) {
+void kp_foreign_added(enum kp_foreign kind, uint64_t key, uint64_t bytes) {
     if (kp_disabled()) return;
     struct item *new = malloc(sizeof *new);
     kp_own_seen_foreign(kind, (int64_t)bytes);
@@ -36,7 +36,7 @@ void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes) {
     pthread_mutex_unlock(&mu);
 }
 
-bool kp_foreign_gone(enum kp_foreign kind, uint64_t key) {
+bool kp_foreign_removed(enum kp_foreign kind, uint64_t key) {
     if (kp_disabled()) return false;
     pthread_mutex_lock(&mu);
     struct item **at = bucket_of(key);
@@ -84,7 +84,7 @@ static bool current_is_here(void) {
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
         ROOMED(result, bytes, current_is_here(), real args);                                         \
-        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_##kind, (uint64_t)(key), bytes);      \
+        if (result == CUDA_SUCCESS) kp_foreign_added(KP_FOREIGN_##kind, (uint64_t)(key), bytes);     \
         return result;                                                                               \
     }
 
@@ -93,7 +93,7 @@ static bool current_is_here(void) {
     KP_API CUresult name(type it) {                                                                  \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
-        kp_foreign_gone(KP_FOREIGN_##kind, (uint64_t)it);                                            \
+        kp_foreign_removed(KP_FOREIGN_##kind, (uint64_t)it);                                         \
         COUNTED(result, real(it));                                                                   \
         return result;                                                                               \
     }
@@ -117,7 +117,7 @@ BOTH(cuMemAllocFromPoolAsync_ptsz)
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
         bool ours = kp_owning() && kp_own_has(p);                                                    \
-        if (!ours) kp_foreign_gone(KP_FOREIGN_POOL, p);                                              \
+        if (!ours) kp_foreign_removed(KP_FOREIGN_POOL, p);                                           \
         COUNTED(result, ours ? kp_own_free_async(p, stream) : real(p, stream));                      \
         return result;                                                                               \
     }
@@ -182,7 +182,7 @@ KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && here(prop->location.id),
            create(real, handle, bytes, prop, flags));
     if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes);
+        kp_foreign_added(KP_FOREIGN_VMM, *handle, bytes);
     return result;
 }
 
@@ -192,14 +192,14 @@ KP_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     DRIVER(cuMemRetainAllocationHandle);
     CUresult result;
     GATED(result, real(handle, address));
-    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_IPC, *handle, 1);
+    if (result == CUDA_SUCCESS) kp_foreign_added(KP_FOREIGN_IPC, *handle, 1);
     return result;
 }
 
 /* The memory is freed with its last mapping, which as a rule has been undone by now. */
 KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     DRIVER(cuMemRelease);
-    if (!kp_foreign_gone(KP_FOREIGN_IPC, handle)) kp_foreign_gone(KP_FOREIGN_VMM, handle);
+    if (!kp_foreign_removed(KP_FOREIGN_IPC, handle)) kp_foreign_removed(KP_FOREIGN_VMM, handle);
     CUresult result;
     COUNTED(result, real(handle));
     return result;

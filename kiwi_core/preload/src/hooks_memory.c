@@ -34,8 +34,8 @@ OWNS(cuPointerGetAttributes,
      kp_own_pointer_attributes(count, attributes, data, p), real(count, attributes, data, p))
 
 HOOK(COUNTED, cuMemFree_v2, (CUdeviceptr p), kp_owning() ? kp_own_free(p) : real(p), if (result == CUDA_SUCCESS) {
-    kp_foreign_gone(KP_FOREIGN_POOL, p);
-    kp_foreign_gone(KP_FOREIGN_MANAGED, p);
+    kp_foreign_removed(KP_FOREIGN_POOL, p);
+    kp_foreign_removed(KP_FOREIGN_MANAGED, p);
 })
 HOOK(COUNTED, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes),
      kp_owning() ? kp_own_mem_info(free_bytes, total_bytes) : real(free_bytes, total_bytes))

@@ -46,11 +46,11 @@ bool kp_disabled(void);
 bool kp_owning(void);
 /* Notes that the program is about to create a context; called outside of the driver. A context takes GPU
  * memory, so a library that owns no memory first learns from the daemon whether it is its turn. */
-void kp_context_wanted(int device);
-/* Notes that a context was created on this device; then, outside of the driver, kp_context_told starts the
+void kp_context_before_create(int device);
+/* Notes that a context was created on this device; then, outside of the driver, kp_context_start_link starts the
  * link for the first one. */
-void kp_context_seen(int device);
-void kp_context_told(void);
+void kp_context_created(int device);
+void kp_context_start_link(void);
 /* Note that libcuda was found, and that cuInit succeeded. */
 void kp_driver_used(void);
 void kp_driver_initialised(void);

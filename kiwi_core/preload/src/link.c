@@ -109,7 +109,7 @@ void kp_link_wake(void) {
     if (write(bell.fd, &one, sizeof one) < 0) return; /* full: the thread is awake */
 }
 
-void kp_link_woken(void) {
+void kp_link_clear_wake(void) {
     uint64_t count;
     if (!kp_descriptor_is_ours(&bell)) bell = kp_descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     else if (read(bell.fd, &count, sizeof count) < 0) return; /* nobody had woken us */
@@ -151,7 +151,7 @@ void kp_link_answer_room(uint64_t request, bool granted) {
     pthread_mutex_unlock(&mu);
 }
 
-void kp_link_now_connected(bool now) {
+void kp_link_set_connected(bool now) {
     pthread_mutex_lock(&mu);
     if (connected && !now) away_since_ns = kp_now_ns();
     connected = now;

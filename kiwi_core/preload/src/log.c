@@ -29,7 +29,7 @@ static int log_file(void) {
     return now;
 }
 
-void kp_say(bool warning, const char *format, ...) {
+void kp_log(bool warning, const char *format, ...) {
     int before = errno, file = log_file();
     if (file == NONE && warning) file = STDERR_FILENO;
     if (file != NONE) {

@@ -20,14 +20,14 @@ static enum kp_action action_of(const char *name) {
 
 /* The members that this version reads of each message. */
 static const struct member {
-    enum kp_heard what;
+    enum kp_message_type what;
     const char *name;
     enum kp_json_kind kind;
     size_t into, room;
     bool needed;
 } members[] = {
 #define MEMBER(what, name, kind, field, needed)                                                      \
-    {KP_HEARD_##what, name, KP_JSON_##kind, offsetof(struct kp_message, field),                      \
+    {KP_MESSAGE_##what, name, KP_JSON_##kind, offsetof(struct kp_message, field),                    \
      sizeof(((struct kp_message *)0)->field), needed}
     MEMBER(WELCOME, "protocol", INTEGER, protocol, true),
     MEMBER(ERROR, "code", TEXT, code, true),
@@ -64,23 +64,23 @@ static bool read_members(const char *line, size_t length, struct kp_message *m) 
 void kp_message_read(const char *line, size_t length, struct kp_message *m) {
     static const struct {
         const char *type;
-        enum kp_heard what;
-    } kinds[] = {{"welcome", KP_HEARD_WELCOME}, {"error", KP_HEARD_ERROR}, {"gate", KP_HEARD_GATE},
-                 {"pager-do", KP_HEARD_DO},     {"room", KP_HEARD_ROOM},   {"pong", KP_HEARD_PONG},
-                 {"pager-limits", KP_HEARD_LIMITS}};
+        enum kp_message_type what;
+    } kinds[] = {{"welcome", KP_MESSAGE_WELCOME}, {"error", KP_MESSAGE_ERROR}, {"gate", KP_MESSAGE_GATE},
+                 {"pager-do", KP_MESSAGE_DO},     {"room", KP_MESSAGE_ROOM},   {"pong", KP_MESSAGE_PONG},
+                 {"pager-limits", KP_MESSAGE_LIMITS}};
     char type[64] = "";
     struct kp_json_field tag[] = {{"type", KP_JSON_TEXT, type, sizeof type, false}};
     memset(m, 0, sizeof *m);
     if (!kp_json_read(line, length, tag, 1) || !tag->found) return;
-    m->what = KP_HEARD_OTHER;
+    m->what = KP_MESSAGE_OTHER;
     for (size_t i = 0; i < LENGTH(kinds); i++)
         if (!strcmp(type, kinds[i].type)) m->what = kinds[i].what;
-    if (!read_members(line, length, m)) m->what = KP_HEARD_GARBAGE;
+    if (!read_members(line, length, m)) m->what = KP_MESSAGE_GARBAGE;
 }
 
 /* ---- sent ------------------------------------------------------------------------------------ */
 
-size_t kp_say_hello(char *line, size_t room, const char *client, const char *name, bool owns) {
+size_t kp_write_hello(char *line, size_t room, const char *client, const char *name, bool owns) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", "hello", SIZE_MAX);
@@ -92,7 +92,7 @@ size_t kp_say_hello(char *line, size_t room, const char *client, const char *nam
     return kp_json_end(&out, line);
 }
 
-size_t kp_say_state(char *line, size_t room, const struct kp_report *report) {
+size_t kp_write_state(char *line, size_t room, const struct kp_report *report) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", "pager-state", SIZE_MAX);
@@ -108,7 +108,7 @@ size_t kp_say_state(char *line, size_t room, const struct kp_report *report) {
     return kp_json_end(&out, line);
 }
 
-size_t kp_say_done(char *line, size_t room, const struct kp_done *done) {
+size_t kp_write_done(char *line, size_t room, const struct kp_done *done) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", "pager-done", SIZE_MAX);
@@ -121,17 +121,17 @@ size_t kp_say_done(char *line, size_t room, const struct kp_done *done) {
     return kp_json_end(&out, line);
 }
 
-static size_t say_only(char *line, size_t room, const char *type) {
+static size_t write_type_only(char *line, size_t room, const char *type) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", type, SIZE_MAX);
     return kp_json_end(&out, line);
 }
 
-size_t kp_say_ping(char *line, size_t room) { return say_only(line, room, "ping"); }
-size_t kp_say_want_lease(char *line, size_t room) { return say_only(line, room, "want-lease"); }
+size_t kp_write_ping(char *line, size_t room) { return write_type_only(line, room, "ping"); }
+size_t kp_write_want_lease(char *line, size_t room) { return write_type_only(line, room, "want-lease"); }
 
-size_t kp_say_want_room(char *line, size_t room, uint64_t request, uint64_t bytes) {
+size_t kp_write_want_room(char *line, size_t room, uint64_t request, uint64_t bytes) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", "want-room", SIZE_MAX);

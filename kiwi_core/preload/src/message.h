@@ -9,22 +9,22 @@
 
 enum { KP_PROTOCOL = 1, KP_LINE_MAX_BYTES = 65536 };
 
-enum kp_heard {
-    KP_HEARD_GARBAGE, /* breaks a rule of the protocol: the sender is no Kiwi daemon */
-    KP_HEARD_OTHER,   /* has a type that this version does not know: ignored */
-    KP_HEARD_WELCOME,
-    KP_HEARD_ERROR,
-    KP_HEARD_GATE,
-    KP_HEARD_DO,
-    KP_HEARD_ROOM,
-    KP_HEARD_LIMITS,
-    KP_HEARD_PONG,
+enum kp_message_type {
+    KP_MESSAGE_GARBAGE, /* breaks a rule of the protocol: the sender is no Kiwi daemon */
+    KP_MESSAGE_OTHER,   /* has a type that this version does not know: ignored */
+    KP_MESSAGE_WELCOME,
+    KP_MESSAGE_ERROR,
+    KP_MESSAGE_GATE,
+    KP_MESSAGE_DO,
+    KP_MESSAGE_ROOM,
+    KP_MESSAGE_LIMITS,
+    KP_MESSAGE_PONG,
 };
 
 enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE_IN, KP_DO_YIELD };
 
 struct kp_message {
-    enum kp_heard what;
+    enum kp_message_type what;
     int64_t protocol;                         /* welcome */
     bool open;                                /* gate */
     int64_t op, within_ns;                    /* pager-do */
@@ -59,11 +59,11 @@ struct kp_done { /* pager-done */
 };
 
 /* Each writes a line and returns the line's length; 0: `room` is too small. */
-size_t kp_say_hello(char *line, size_t room, const char *client, const char *name, bool owns);
-size_t kp_say_ping(char *line, size_t room);
-size_t kp_say_state(char *line, size_t room, const struct kp_report *report);
-size_t kp_say_done(char *line, size_t room, const struct kp_done *done);
-size_t kp_say_want_lease(char *line, size_t room);
-size_t kp_say_want_room(char *line, size_t room, uint64_t request, uint64_t bytes);
+size_t kp_write_hello(char *line, size_t room, const char *client, const char *name, bool owns);
+size_t kp_write_ping(char *line, size_t room);
+size_t kp_write_state(char *line, size_t room, const struct kp_report *report);
+size_t kp_write_done(char *line, size_t room, const struct kp_done *done);
+size_t kp_write_want_lease(char *line, size_t room);
+size_t kp_write_want_room(char *line, size_t room, uint64_t request, uint64_t bytes);
 
 #endif

@@ -12,7 +12,7 @@
 
 bool kp_moving, kp_forked;
 struct kp_books kp_totals;
-static struct kp_block *graveyard; /* kp_table_mu */
+static struct kp_block *dead_blocks; /* kp_table_mu */
 
 static void forked(void) { kp_forked = true; }
 
@@ -115,7 +115,7 @@ static CUresult with_room(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
     return rc;
 }
 
-static void told(void) {
+static void allocations_changed(void) {
     kp_arena_aim(__atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED));
     kp_link_books_changed();
 }
@@ -128,7 +128,7 @@ CUresult kp_own_alloc(CUdeviceptr *p, size_t bytes) {
     if (!ctx) return kp_real.cuMemAlloc_v2(p, bytes); /* the driver says what is wrong */
     CUresult rc = with_room(ctx, bytes, p);
     kp_ctx_let_go(ctx);
-    if (rc == CUDA_SUCCESS) told();
+    if (rc == CUDA_SUCCESS) allocations_changed();
     else if (rc != CUDA_ERROR_OUT_OF_MEMORY) rc = foreign(p, bytes, KP_FOREIGN_PLAIN);
     return rc;
 }
@@ -164,15 +164,15 @@ static bool settled(struct kp_ctx *ctx, CUresult *rc) {
     return true;
 }
 
-static void to_graveyard(struct kp_block *b) { /* kp_table_mu held; b is no longer in the table */
+static void add_dead_block(struct kp_block *b) { /* kp_table_mu held; b is no longer in the table */
     __atomic_store_n(&b->dead, true, __ATOMIC_RELEASE); /* the pager reads this without the mutex */
-    b->next_dead = graveyard;
-    graveyard = b;
+    b->next_dead = dead_blocks;
+    dead_blocks = b;
 }
 
-struct kp_block *kp_own_graves(const struct kp_ctx *ctx) {
+struct kp_block *kp_own_take_dead_blocks(const struct kp_ctx *ctx) {
     struct kp_block *found = NULL, *b;
-    for (struct kp_block **at = &graveyard; (b = *at);) {
+    for (struct kp_block **at = &dead_blocks; (b = *at);) {
         if (b->ctx != ctx) {
             at = &b->next_dead;
             continue;
@@ -185,12 +185,12 @@ struct kp_block *kp_own_graves(const struct kp_ctx *ctx) {
 }
 
 /* `ending` is the context that the caller is about to destroy; no pass uses its blocks any more. */
-void kp_own_bury(struct kp_ctx *ending) {
+void kp_own_end_dead_blocks(struct kp_ctx *ending) {
     struct kp_block *mine = NULL, *b;
     pthread_mutex_lock(&kp_table_mu);
-    for (struct kp_block **at = &graveyard; (b = *at);) {
+    for (struct kp_block **at = &dead_blocks; (b = *at);) {
         if (b->ctx != ending && (kp_moving || !kp_ctx_hold(b->ctx))) {
-            at = &b->next_dead; /* the thread that destroys the context buries the block */
+            at = &b->next_dead; /* the thread that destroys the context ends the block */
             continue;
         }
         *at = b->next_dead;
@@ -220,7 +220,7 @@ static CUresult free_large(struct kp_block *b) {
         pthread_mutex_lock(&kp_table_mu);
         kp_ctx_let_go_locked(ctx);
     }
-    if (!now) to_graveyard(b);
+    if (!now) add_dead_block(b);
     pthread_mutex_unlock(&kp_table_mu);
     if (now) kp_block_end(b);
     return rc;
@@ -246,7 +246,7 @@ static CUresult free_small(struct kp_block *b, struct kp_slot *slot) {
         kp_books_add(&kp_totals.small_overhead, -(int64_t)b->bytes);
         kp_slab_retire(b);
         kp_table_remove(b);
-        if (!end) to_graveyard(b);
+        if (!end) add_dead_block(b);
     }
     pthread_mutex_unlock(&kp_table_mu);
     if (end) kp_block_end(b);
@@ -257,7 +257,7 @@ CUresult kp_own_free(CUdeviceptr p) {
     if (p == 0 || kp_forked) return kp_real.cuMemFree_v2(p);
     CUdeviceptr start = 0;
     pthread_mutex_lock(&kp_table_mu);
-    bool graves = graveyard && !kp_moving;
+    bool has_dead = dead_blocks && !kp_moving;
     struct kp_block *b = kp_table_at(p);
     struct kp_slot *slot = b && b->slots ? kp_slab_slot(b, p, &start) : NULL;
     CUresult rc;
@@ -272,8 +272,8 @@ CUresult kp_own_free(CUdeviceptr p) {
         if (counted) kp_block_end(b);
         rc = kp_real.cuMemFree_v2(p);
     }
-    if (graves && !kp_gate_capturing()) kp_own_bury(NULL);
-    if (rc == CUDA_SUCCESS) told();
+    if (has_dead && !kp_gate_capturing()) kp_own_end_dead_blocks(NULL);
+    if (rc == CUDA_SUCCESS) allocations_changed();
     return rc;
 }
 

@@ -13,7 +13,7 @@
 
 static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
 
-/* Written by the pager thread only; atomics, because the exit handler calls kp_pager_stands. */
+/* Written by the pager thread only; atomics, because the exit handler calls kp_pager_yielded. */
 static bool held; /* the gate is closed and the GPU idle; the gate is also shut if the daemon ordered it */
 static bool yielded; /* the driver may have the process: no call of ours until the daemon's next order */
 static bool out;  /* held, and the memory is not in the GPU */
@@ -141,13 +141,13 @@ void kp_pager_do(const struct kp_message *order, struct kp_outcome *o, struct kp
 
 void kp_pager_gate(bool open) { kp_gate_arm(!open); }
 
-bool kp_pager_stands(void) {
+bool kp_pager_yielded(void) {
     return __atomic_load_n(&held, __ATOMIC_ACQUIRE) && (!kp_owning() || __atomic_load_n(&yielded, __ATOMIC_ACQUIRE));
 }
 
 void kp_pager_lost(void) {
     kp_gate_arm(false);
-    if (held && !out && !kp_pager_stands()) let_go();
+    if (held && !out && !kp_pager_yielded()) let_go();
 }
 
 void kp_pager_leave(void) {

@@ -1,5 +1,5 @@
 /* Performs the daemon's orders, and keeps the state of this process as its pager. For the pager thread only,
- * except kp_pager_stands. */
+ * except kp_pager_yielded. */
 #ifndef KP_PAGER_H
 #define KP_PAGER_H
 
@@ -14,8 +14,8 @@ void kp_pager_gate(bool open);   /* by the daemon's message: calls pass, or ask 
  * whether it has the process: that call may crash. Only an order of a daemon opens such a gate. This is the
  * case in a library that is only a gate, and in one that owns memory once the daemon has told it to yield.
  * May be called by any thread. */
-bool kp_pager_stands(void);
-void kp_pager_lost(void);        /* the daemon is gone: a resident process runs on without it, unless it stands */
+bool kp_pager_yielded(void);
+void kp_pager_lost(void);        /* the daemon is gone: a resident process runs on without it, unless it has yielded */
 void kp_pager_leave(void);       /* the process exits: ends all waits */
 const char *kp_pager_state(void); /* "resident", "held", "out" */
 

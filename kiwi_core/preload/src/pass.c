@@ -24,7 +24,7 @@ static void remember(struct kp_block *b, void *arg) {
 bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {
     *o = (struct kp_outcome){.what = KP_MOVED, .reason = ""};
     *p = (struct kp_pass){.began_ns = kp_now_ns(), .until_ns = until_ns, .outcome = o};
-    kp_own_bury(NULL);
+    kp_own_end_dead_blocks(NULL);
     p->context_count = kp_ctx_hold_all(&p->contexts, true);
     pthread_mutex_lock(&kp_table_mu);
     p->blocks = calloc(kp_table_count() + 1, sizeof *p->blocks);
@@ -43,7 +43,7 @@ void kp_pass_end(struct kp_pass *p) {
     for (size_t i = 0; i < p->context_count; i++) kp_ctx_let_go(p->contexts[i]);
     free(p->contexts);
     free(p->blocks);
-    kp_own_bury(NULL);
+    kp_own_end_dead_blocks(NULL);
     kp_arena_wake();
     p->outcome->bytes = p->bytes;
     p->outcome->elapsed_ns = kp_now_ns() - p->began_ns;

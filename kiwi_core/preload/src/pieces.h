@@ -23,11 +23,11 @@ extern struct kp_arena_books kp_arena_totals;
 extern int kp_arena_node; /* NUMA node; -1: not known */
 
 size_t kp_piece_bytes(void);    /* returns the size of a new piece */
-uint64_t kp_arena_there(void);  /* returns the bytes of all pieces */
+uint64_t kp_arena_total_bytes(void); /* returns the bytes of all pieces */
 uint64_t kp_arena_growth(void); /* returns the bytes of new pieces that limit and machine allow */
-uint64_t kp_arena_most(void);   /* returns the bytes of pieces that may be held in advance */
+uint64_t kp_arena_advance_bytes(void); /* returns the bytes of pieces that may be held in advance */
 struct kp_piece *kp_piece_grow(size_t need); /* adds a pageable piece; NULL: not possible */
-struct kp_piece *kp_piece_exactly(size_t bytes);
+struct kp_piece *kp_piece_of_size(size_t bytes);
 void kp_piece_count(struct kp_piece *p, bool pinned); /* records that p became pinned or pageable */
 void kp_pinning_wake(void);     /* wakes the background thread: a piece may have to be pinned or freed */
 

@@ -50,13 +50,13 @@ static struct kp_piece *next_to_pin(void) {
     for (struct kp_piece *p = kp_pieces; p; p = p->next) {
         if (!p->pinned && !p->busy && p->free_units == p->units) return p;
     }
-    uint64_t most = kp_arena_most(), there = kp_arena_there(), bytes = kp_piece_bytes();
+    uint64_t most = kp_arena_advance_bytes(), there = kp_arena_total_bytes(), bytes = kp_piece_bytes();
     uint64_t may = most > there ? (most - there) / KP_ARENA_UNIT * KP_ARENA_UNIT : 0;
     if (may < bytes) bytes = may >= bytes / SMALLEST ? may : 0;
-    return bytes && kp_arena_growth() >= bytes && kp_host_to_spare(bytes) ? kp_piece_exactly(bytes) : NULL;
+    return bytes && kp_arena_growth() >= bytes && kp_host_to_spare(bytes) ? kp_piece_of_size(bytes) : NULL;
 }
 
-uint64_t kp_arena_most(void) { return kp_arena_totals.limit < allowed ? kp_arena_totals.limit : allowed; }
+uint64_t kp_arena_advance_bytes(void) { return kp_arena_totals.limit < allowed ? kp_arena_totals.limit : allowed; }
 
 static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
     p->busy = true;
@@ -71,9 +71,9 @@ static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
 }
 
 static struct kp_piece *next_to_free(void) {
-    uint64_t most = kp_arena_most();
+    uint64_t most = kp_arena_advance_bytes();
     if (keep < most) most = keep;
-    for (struct kp_piece *p = kp_pieces; p && kp_arena_there() > most; p = p->next) {
+    for (struct kp_piece *p = kp_pieces; p && kp_arena_total_bytes() > most; p = p->next) {
         if (!p->busy && !p->stuck && p->free_units == p->units) return p;
     }
     keep = UINT64_MAX; /* applies once; the limit stays */
@@ -158,7 +158,7 @@ void kp_arena_allow(uint64_t bytes) {
     if (bytes > allowed) refused = false;
     bool changed = bytes != allowed;
     allowed = bytes;
-    if (changed && (enabled || kp_arena_there() > bytes)) kp_pinning_wake();
+    if (changed && (enabled || kp_arena_total_bytes() > bytes)) kp_pinning_wake();
     pthread_mutex_unlock(&kp_arena_mu);
 }
 

@@ -79,7 +79,7 @@ void kp_driver_used(void) {
  * initialised the driver. Kiwi's kernel extension asks this before it runs a cell that may or may not use the
  * GPU. */
 KP_API __attribute__((used)) int kiwi_preload_driver_untouched(void) {
-    return !__atomic_load_n(&initialised, __ATOMIC_RELAXED) && !kp_disabled() && !kp_driver_beside();
+    return !__atomic_load_n(&initialised, __ATOMIC_RELAXED) && !kp_disabled() && !kp_driver_bypassed();
 }
 
 void kp_driver_initialised(void) { __atomic_store_n(&initialised, true, __ATOMIC_RELAXED); }
@@ -101,18 +101,18 @@ static bool name_gpu(int device) {
     return false;
 }
 
-void kp_context_wanted(int device) {
+void kp_context_before_create(int device) {
     if (kp_disabled() || kp_owning() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
     bool entered = kp_gate_enter_other(), first = name_gpu(device);
     kp_gate_leave(entered);
-    if (first) kp_context_told();
+    if (first) kp_context_start_link();
 }
 
-void kp_context_seen(int device) {
+void kp_context_created(int device) {
     if (name_gpu(device) && kp_owning()) kp_own_start(device);
 }
 
-void kp_context_told(void) {
+void kp_context_start_link(void) {
     static bool started;
     CUuuid *gpu = __atomic_load_n(&first_gpu, __ATOMIC_ACQUIRE);
     if (gpu && !__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(gpu);

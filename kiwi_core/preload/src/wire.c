@@ -28,7 +28,7 @@ void kp_descriptor_close(struct kp_descriptor *d) {
     d->fd = -1;
 }
 
-bool kp_frames_came(struct kp_frames *frames, size_t count, kp_line_fn *take) {
+bool kp_frames_receive(struct kp_frames *frames, size_t count, kp_line_fn *take) {
     char *line = frames->bytes, *end = frames->bytes + frames->used + count, *stop;
     char *unseen = frames->bytes + frames->used; /* no line ends before it */
     while ((stop = memchr(unseen, '\n', (size_t)(end - unseen)))) {
@@ -81,5 +81,5 @@ bool kp_wire_receive(struct kp_wire *wire, kp_line_fn *take) {
     if (!kp_descriptor_is_ours(&wire->socket)) return false;
     ssize_t count = recv(wire->socket.fd, in->bytes + in->used, sizeof in->bytes - in->used, MSG_DONTWAIT);
     if (count < 0) return errno == EAGAIN || errno == EINTR;
-    return count > 0 && kp_frames_came(in, (size_t)count, take);
+    return count > 0 && kp_frames_receive(in, (size_t)count, take);
 }

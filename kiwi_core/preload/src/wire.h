@@ -19,7 +19,7 @@ typedef bool kp_line_fn(const char *line, size_t length);
 
 /* Passes on the lines that `count` new bytes at `bytes + used` complete. Returns false if `take` did, or a
  * line is longer than the limit. */
-bool kp_frames_came(struct kp_frames *frames, size_t count, kp_line_fn *take);
+bool kp_frames_receive(struct kp_frames *frames, size_t count, kp_line_fn *take);
 
 /* A descriptor of ours. A program may close descriptors that it does not know, and open a file of its own at
  * the same number: that file must be left alone. */

@@ -97,7 +97,7 @@ void kp_own_books(struct kp_books *books) {
     books->resident = choose(2); /* may be set while out: a page-out was cut short */
 }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
-void kp_say(bool warning, const char *format, ...) { (void)warning, (void)format; }
+void kp_log(bool warning, const char *format, ...) { (void)warning, (void)format; }
 
 /* ---- checks --------------------------------------------------------------------------------------- */
 
@@ -118,9 +118,9 @@ static bool receive(const uint8_t *data, size_t size, size_t at_once) {
         MUST(room > 0);
         if (count > room) count = room;
         memcpy(in->bytes + in->used, data, count);
-        if (!kp_frames_came(in, count, kp_talk_heard)) return false;
+        if (!kp_frames_receive(in, count, kp_protocol_receive)) return false;
         MUST(in->used <= KP_LINE_MAX_BYTES);
-        MUST(kp_talk_say((int64_t)size));
+        MUST(kp_protocol_send_due((int64_t)size));
         check_said();
         data += count;
         size -= count;
@@ -171,21 +171,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     closed = shut = armed = out = leaving = false;
     owning = choose(4) != 3;
     kp_wire.unsent = kp_wire.in.used = 0;
-    MUST(kp_talk_begin());
+    MUST(kp_protocol_begin());
     check_said();
     check_text(data, size);
     check_lines(data + CHOICES + 1, size - CHOICES - 1);
     receive(data + CHOICES + 1, size - CHOICES - 1, (size_t)data[0] * data[0] + 1);
     check_said();
-    kp_talk_over();
+    kp_protocol_disconnected();
     kp_pager_lost();
-    kp_link_now_connected(false);
-    bool stood = kp_pager_stands();
+    kp_link_set_connected(false);
+    bool stood = kp_pager_yielded();
     MUST(!armed && closed == (out || stood));
-    kp_alone_since(0);
+    kp_alone_begin(0);
     kp_alone(INT64_MAX);
-    MUST(!armed && closed == (out || stood) && kp_pager_stands() == stood);
-    kp_alone_over();
+    MUST(!armed && closed == (out || stood) && kp_pager_yielded() == stood);
+    kp_alone_end();
     leaving = true;
     kp_pager_leave();
     MUST(!closed && !armed);

@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE.parent / "link"))
 
 from sanitizing import SOURCES, compile_with  # noqa: E402
 
-PARTS = "json json_write message place wire pager talk link alone".split()
+PARTS = "json json_write message place wire pager protocol link alone".split()
 SECONDS = 4
 
 

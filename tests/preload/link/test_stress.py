@@ -22,7 +22,7 @@ from pager_daemon import PagerDaemon, Peer
 from sanitizing import SOURCES, compile_with
 
 PROGRAM = Path(__file__).with_name("stress.c")
-PARTS = "gate log json json_write message place wire pager link talk alone agent".split()
+PARTS = "gate log json json_write message place wire pager link protocol alone agent".split()
 SECONDS = 3
 
 

@@ -46,7 +46,7 @@ bool kp_owning(void) { return true; }
 void kp_link_want_lease(void) {}
 void kp_link_books_changed(void) {}
 bool kp_link_want_room(uint64_t bytes, int64_t until_ns) { return (void)bytes, (void)until_ns, false; }
-void kp_say(bool warning, const char *format, ...) {
+void kp_log(bool warning, const char *format, ...) {
     va_list args;
     va_start(args, format);
     if (warning) vfprintf(stderr, format, args), abort(); /* no warning is expected here */
