@@ -181,8 +181,8 @@ MUTATIONS = (
     # System RAM
     Mutation(
         "kiwi_core/daemon/links/host_budget.py",
-        "return max(0, said_bytes - untrue_bytes)",
-        "return said_bytes",
+        "return max(0, reported_bytes - untrue_bytes)",
+        "return reported_bytes",
         "tests/daemon/test_host_budget.py",
     ),
     # The gate and the moves of the library

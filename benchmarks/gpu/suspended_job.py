@@ -184,7 +184,7 @@ class Run:
         print(json.dumps(line), flush=True)
 
 
-def _until_told(run: Run, pace_s: float) -> None:
+def _run_until_input_ends(run: Run, pace_s: float) -> None:
     stop = threading.Event()
 
     def wait() -> None:
@@ -227,7 +227,7 @@ def main() -> None:
     if args.marks:
         _to_marks(run, args.marks)
     else:
-        _until_told(run, args.pace)
+        _run_until_input_ends(run, args.pace)
 
 
 if __name__ == "__main__":

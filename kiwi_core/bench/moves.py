@@ -120,7 +120,7 @@ def _s_per_byte(rounds: list[dict[str, Any]], held_bytes: int) -> float:
     return float(took_s / sum(_size(one, "out", held_bytes) for one in rounds))
 
 
-def words_on_pinned(size_bytes: int, pinned_bytes: int | None) -> str:
+def pinned_note(size_bytes: int, pinned_bytes: int | None) -> str:
     """Return words to follow a size; empty if all of it is pinned."""
     if pinned_bytes is None or pinned_bytes >= size_bytes:
         return ""
@@ -132,7 +132,7 @@ def _add_paged(
     rounds: list[dict[str, Any]],
 ) -> None:  # fmt: skip
     size = _size(rounds[0], way, held_bytes)
-    more = words_on_pinned(held_bytes, pinned_bytes)
+    more = pinned_note(held_bytes, pinned_bytes)
     title = f"page-{way}, {backend.name}, {format_bytes(size)}{more}"
     seconds = [one[way]["seconds"] for one in rounds]
     limit = bench.pinned_limit(way)

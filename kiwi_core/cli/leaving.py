@@ -97,11 +97,11 @@ def _end_descendants(others: frozenset[ProcessRef]) -> None:
     browser's sandbox) may be out of reach."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         ends_s = time.monotonic() + ENDS_WITHIN_S
-        told: set[ProcessRef] = set()
+        signalled: set[ProcessRef] = set()
         while (left := _descendants(others)) and time.monotonic() < ends_s:
             for ref in left:
-                if ref not in told:
-                    told.add(ref)
+                if ref not in signalled:
+                    signalled.add(ref)
                     _signal(ref, number)
             time.sleep(_LOOK_EVERY_S)
 

@@ -84,7 +84,7 @@ ENV_OWN: Final = "KIWI_PRELOAD_OWN"
 LOOK_EVERY_S: Final = 0.25
 STATUS_WITHIN_S: Final = 2.0
 
-ALWAYS_TOLD: Final = frozenset(
+ALWAYS_SHOWN: Final = frozenset(
     {
         Notice.SERIALISING,
         Notice.PAGE_OUT_REFUSED,
@@ -244,15 +244,15 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
 
     directory = directory_of(args)
     named = args.gpu or os.environ.get(config.ENV_GPU)
-    told: set[bool] = set()
+    shown: set[bool] = set()
 
     def connect() -> Client:
         return _connect_once(directory, named, name, ungated, verbose=args.verbose)
 
     def tell(_spent_s: float, there: bool) -> None:
-        if there in told:
+        if there in shown:
             return
-        told.add(there)
+        shown.add(there)
         what = "runs but does not answer" if there else "does not answer; it may be restarting"
         most_s = asking.HANGS_AFTER_S if there else within_s
         warn(f"The Kiwi daemon {what}. Waiting up to {most_s:g} s for it.")
@@ -311,9 +311,9 @@ def _first_that_answers(
     Other errors (no right, another version, a daemon that does not answer) are raised."""
     from kiwi_core.client import Client
 
-    def tell(told: UserNotice) -> None:
-        if verbose or told.notice in ALWAYS_TOLD:
-            warn(told.text, told.remedy)
+    def tell(notice: UserNotice) -> None:
+        if verbose or notice.notice in ALWAYS_SHOWN:
+            warn(notice.text, notice.remedy)
 
     silent: SilentDaemonError | None = None
     for socket in sockets:

@@ -130,16 +130,16 @@ def run(args: argparse.Namespace) -> int:
             "A priority is a session's: --session and priority=… go together.",
             "Write for example: kiwi set --session k5d0c3a9e11 priority=high",
         )
-    code, told = exits.OK, False
+    code, answered = exits.OK, False
     for socket in find_sockets(directory_of(args), args.gpu):
         try:
             if said := _apply(socket, wanted, args.session):
                 print(said)
-                told = True
+                answered = True
         except KiwiError as error:
             warn(f"{socket.stem}: {error.message}", error.remedy)
             code = exits.FAILED
-    if not told and code == exits.OK:
+    if not answered and code == exits.OK:
         warn(f"No GPU has a session {args.session!r}.", "`kiwi status --json` lists them.")
         code = exits.FAILED
     return code

@@ -350,13 +350,13 @@ class _Progress:
 
     def __init__(self) -> None:
         self._rewrites = sys.stderr.isatty()
-        self._told = -1
+        self._shown_step = -1
 
     def __call__(self, share: float) -> None:
         step = int(share * (100 if self._rewrites else 10))
-        if step == self._told:
+        if step == self._shown_step:
             return
-        self._told = step
+        self._shown_step = step
         text = f"simulated: {share:4.0%}"
         if self._rewrites:
             print(f"\r{text}", end="\n" if share >= 1.0 else "", file=sys.stderr, flush=True)

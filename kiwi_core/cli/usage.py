@@ -81,7 +81,7 @@ def parse_since(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    code, told = exits.OK, []
+    code, answers = exits.OK, []
     try:
         sockets = find_sockets(directory_of(args), args.gpu)
     except PeerError as error:
@@ -91,15 +91,15 @@ def run(args: argparse.Namespace) -> int:
         raise
     for socket in sockets:
         try:
-            told.append(_ask(socket, args.by, args.since))
+            answers.append(_ask(socket, args.by, args.since))
         except KiwiError as error:
             warn(f"{socket.name}: {error.message}", error.remedy)
             code = exits.FAILED
-    told.sort(key=lambda one: (one[0].gpu_index, one[0].gpu_uuid))
+    answers.sort(key=lambda one: (one[0].gpu_index, one[0].gpu_uuid))
     if args.json:
-        print(_to_json(told, indent=2 if sys.stdout.isatty() else 0))
-    elif told:
-        print("\n".join(text_lines(told, args.by, Style.of(sys.stdout))))
+        print(_to_json(answers, indent=2 if sys.stdout.isatty() else 0))
+    elif answers:
+        print("\n".join(text_lines(answers, args.by, Style.of(sys.stdout))))
     return code
 
 
@@ -114,7 +114,7 @@ def _ask(socket: Path, by: str, since_unix_s: float) -> tuple[Welcome, UsageRepo
         client.close()
 
 
-def _to_json(told: Sequence[tuple[Welcome, UsageReport]], *, indent: int = 0) -> str:
+def _to_json(answers: Sequence[tuple[Welcome, UsageReport]], *, indent: int = 0) -> str:
     """Return ``{"gpus": […]}``, an interface (see ``docs/usage.md``)."""
     import msgspec
 
@@ -127,18 +127,18 @@ def _to_json(told: Sequence[tuple[Welcome, UsageReport]], *, indent: int = 0) ->
             "complete": report.complete,
             "rows": report.rows,
         }
-        for welcome, report in told
+        for welcome, report in answers
     ]
     data = msgspec.json.encode({"gpus": gpus})
     return (msgspec.json.format(data, indent=indent) if indent else data).decode()
 
 
-def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Style) -> list[str]:
+def text_lines(answers: Sequence[tuple[Welcome, UsageReport]], by: str, style: Style) -> list[str]:
     """Return one table for all GPUs."""
-    began = [report.began_unix_s for _, report in told if report.began_unix_s is not None]
+    began = [report.began_unix_s for _, report in answers if report.began_unix_s is not None]
     if not began:
         return ["Nobody has used the GPU in that time, as far as is known."]
-    gpus = "1 GPU" if len(told) == 1 else f"{len(told)} GPUs"
+    gpus = "1 GPU" if len(answers) == 1 else f"{len(answers)} GPUs"
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(began)))
     lines = [style.dim(f"since {since}, {gpus}"), ""]
     head = (
@@ -151,7 +151,7 @@ def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Styl
         "",
         "cells",
     )
-    sums = _over_all(told)
+    sums = _over_all(answers)
     rows = [head, *(_cells(row) for row in sums)]
     figures = 6
     if any(row.ended for row in sums):
@@ -161,19 +161,19 @@ def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Styl
     if by == "user":
         rows = [(first, *rest) for first, _, *rest in rows]
     lines += table(rows, right=range(len(rows[0]) - figures, len(rows[0])))
-    if not all(report.complete for _, report in told):
+    if not all(report.complete for _, report in answers):
         lines += ["", style.yellow("What came last is missing: it cannot be written (disk full?).")]
     return lines
 
 
-def _over_all(told: Sequence[tuple[Welcome, UsageReport]]) -> list[UsageRow]:
+def _over_all(answers: Sequence[tuple[Welcome, UsageReport]]) -> list[UsageRow]:
     """Sum each user's or notebook's rows over all GPUs. The row that held the GPU longest comes
     first.
     """
     import msgspec
 
     sums: dict[tuple[str, str, bool], UsageRow] = {}
-    for _, report in told:
+    for _, report in answers:
         for row in report.rows:
             key = row.owner, row.name, row.mine
             if (known := sums.get(key)) is None:

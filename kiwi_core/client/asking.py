@@ -36,7 +36,7 @@ GPU beside the sessions that it serves."""
 T = TypeVar("T")
 
 
-class ToldPatience(Patience):
+class ReportingPatience(Patience):
     """Patience that calls ``waiting`` several times a second, with the seconds so far."""
 
     def __init__(self, limit_s: float, waiting: Callable[[float], None]) -> None:
@@ -82,7 +82,7 @@ def await_return(
     this does not wait.
     """
     began_s = time.monotonic()
-    silence = ToldPatience(HANGS_AFTER_S, lambda spent_s: waiting(spent_s, True))
+    silence = ReportingPatience(HANGS_AFTER_S, lambda spent_s: waiting(spent_s, True))
     while signs := signs_of_a_daemon(directory):
         spent_s = time.monotonic() - began_s
         if isinstance(failed, SilentDaemonError):

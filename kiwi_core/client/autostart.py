@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
-from kiwi_core.client.asking import ToldPatience, answers
+from kiwi_core.client.asking import ReportingPatience, answers
 from kiwi_core.client.directory import why_unsafe
 from kiwi_core.client.discovery import discover
 from kiwi_core.config import DEFAULTS, ENV_DAEMON_ARGS
@@ -145,7 +145,7 @@ class _Look:
             sockets, silent = discover(self.socket_dir), None
             for path in sockets:
                 try:
-                    if answers(path, ToldPatience(_ASK_TIMEOUT_S, self._tell)):
+                    if answers(path, ReportingPatience(_ASK_TIMEOUT_S, self._tell)):
                         return sockets
                 except SilentDaemonError as error:
                     silent = error

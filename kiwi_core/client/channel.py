@@ -84,7 +84,7 @@ class Channel:
         self.pid = os.getpid()
         self.leaving = False
         """Whether the end of this connection is wanted, so that nobody reconnects."""
-        self.heard = 0
+        self.received = 0
         """Number of messages received; the daemon is silent while it does not change."""
         self.away_s = 0.0
         """Running time since the daemon was last connected, in seconds."""
@@ -211,8 +211,8 @@ class Channel:
         if self.link is None:
             request.error = self.why_away()
 
-    def say_and_read(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
-        """Call ``say`` with ``lock`` held, then read until ``done()``, for ``BRIEFLY_S`` at most.
+    def send_and_read(self, send: Callable[[], object], done: Callable[[], bool]) -> None:
+        """Call ``send`` with ``lock`` held, then read until ``done()``, for ``BRIEFLY_S`` at most.
 
         If another thread is reading, do not read: that thread receives the answer.
         """
@@ -222,21 +222,21 @@ class Channel:
             # storing that.
             mine.extend(map(self._reading.acquire, (False,)))
             if mine[0]:
-                self._say_and_read_alone(say, done)
+                self._send_and_read_alone(send, done)
             else:
                 with self.lock:
-                    say()
+                    send()
         finally:
             if mine and mine[0]:
                 self._reading.release()
 
-    def _say_and_read_alone(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
+    def _send_and_read_alone(self, send: Callable[[], object], done: Callable[[], bool]) -> None:
         try:
             with self.lock:
                 link = self.link
                 if link is not None and self._watcher is not None:
                     self._watcher.pause(link)
-                say()
+                send()
             until_s = time.monotonic() + BRIEFLY_S
             while link is not None and link is self.link and not done():
                 if not self._read(link, wait=True) or time.monotonic() > until_s:
@@ -296,7 +296,7 @@ class Channel:
 
     def _take_in(self, link: DaemonSocket) -> bool:
         while True:
-            told: UserNotice | Waiting | None = None
+            news: UserNotice | Waiting | None = None
             with self.lock:
                 if link is not self.link:
                     return False
@@ -304,22 +304,22 @@ class Channel:
                     messages = link.messages()
                     if not messages:
                         return True
-                    told = self.table.hears(messages)
+                    news = self.table.handle_message(messages)
                 except PeerError as error:
                     self.drop(link, error)
                     return False
-                self.heard += 1
+                self.received += 1
                 self.changes.tell()
                 drained = link.drained
-            if told is not None:
-                self._pass_on(told)
+            if news is not None:
+                self._pass_on(news)
             elif drained:
                 return True
 
-    def _pass_on(self, told: UserNotice | Waiting) -> None:
-        if isinstance(told, UserNotice):
+    def _pass_on(self, news: UserNotice | Waiting) -> None:
+        if isinstance(news, UserNotice):
             if self._on_notice is not None:
-                _call(self._on_notice, told)
+                _call(self._on_notice, news)
         elif self._on_unforeseen is not None:
             _call(self._on_unforeseen)
 
@@ -395,7 +395,7 @@ class Channel:
         if self._watcher is not None:
             self._watcher.wake(hurry=True)
 
-    def tell_state(self, connected: bool) -> None:
+    def report_state(self, connected: bool) -> None:
         if self._on_state is not None:
             _call(self._on_state, connected)
 
@@ -409,7 +409,7 @@ class Channel:
     def ask(self, message: ClientMessage, timeout_s: float) -> object:
         self.check_open()
         request = Request(message)
-        self.say_and_read(lambda: self.send_request(request), lambda: request.over)
+        self.send_and_read(lambda: self.send_request(request), lambda: request.over)
         patience = Patience(timeout_s)
         while not request.over:
             if not patience.tick() and not self.last_look(lambda: request.over):
@@ -423,7 +423,7 @@ class Channel:
 
     def last_look(self, done: Callable[[], bool]) -> bool:
         """Read once more before a timeout: the answer may have come to a frozen process."""
-        self.say_and_read(nothing, done)
+        self.send_and_read(nothing, done)
         if not done():
             self.changes.sleep(done, BRIEFLY_S)  # another thread may be reading it now
         return done()

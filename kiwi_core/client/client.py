@@ -200,7 +200,7 @@ class Client:
         before, me = channel.table.lease, threading.get_ident()
         begun: list[LeaseRequest] = []
         try:
-            channel.say_and_read(
+            channel.send_and_read(
                 lambda: begun.append(self._begin(blocking=True)),
                 lambda: bool(begun) and begun[0].over,
             )

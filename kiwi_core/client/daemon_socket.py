@@ -36,7 +36,7 @@ _SEND_TIMEOUT_S: Final = 5.0
 messages."""
 
 
-class _Said:
+class _Outgoing:
     """The conversation up to the latest message to send, whose bytes are ``data``. One assignment
     replaces it with the next one, so a message is either in it or not."""
 
@@ -50,7 +50,7 @@ class _Said:
         """Number of bytes that each call of ``send`` took."""
 
 
-class _Heard:
+class _Incoming:
     """What has arrived: ``chunks``, and the messages decoded from earlier chunks. One assignment
     replaces it with the next one, so chunks are either decoded or not."""
 
@@ -63,16 +63,16 @@ class _Heard:
         """The fault behind the last message; nothing can follow it."""
         self.frames = frames
 
-    def taken_apart(self) -> _Heard:
-        """Decode the chunks into the next ``_Heard``. All ``messages`` of this one are taken."""
+    def decoded(self) -> _Incoming:
+        """Decode the chunks into the next ``_Incoming``. All ``messages`` of this one are taken."""
         data = b"".join(self.chunks)
         if (line := self.frames.only_line(data)) is not None:  # nearly always
-            heard = _Heard(self.frames)
-            heard._decode((line,))
+            incoming = _Incoming(self.frames)
+            incoming._decode((line,))
         else:
-            heard = _Heard(self.frames.copy())
-            heard._decode(heard.frames.feed(data))
-        return heard
+            incoming = _Incoming(self.frames.copy())
+            incoming._decode(incoming.frames.feed(data))
+        return incoming
 
     def _decode(self, lines: Iterable[bytes]) -> None:
         try:
@@ -92,8 +92,8 @@ class DaemonSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._said = _Said(Conversation(), b"", 0)
-        self._heard = _Heard(FrameReader(DEFAULTS.frame_max_bytes))
+        self._outgoing = _Outgoing(Conversation(), b"", 0)
+        self._incoming = _Incoming(FrameReader(DEFAULTS.frame_max_bytes))
         # One system call waits a moment and reads: this is the fast path.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(BRIEFLY_S))
 
@@ -105,12 +105,12 @@ class DaemonSocket:
         """The state of the conversation, which says which message may come next. Only the link
         changes it.
         """
-        return self._said.conversation
+        return self._outgoing.conversation
 
     @property
     def last_request(self) -> int:
         """The number of the last request that was sent."""
-        return self._said.last_request
+        return self._outgoing.last_request
 
     def send(self, message: ClientMessage, request: int = 0) -> None:
         """Send ``message``; ``request`` is its number if it is a request.
@@ -122,42 +122,42 @@ class DaemonSocket:
         data = encode(message, DEFAULTS.request_max_bytes)
         conversation = self.conversation.copy()
         try:
-            conversation.says(message)
+            conversation.accept(message)
         except PeerError as error:
             raise CallerError(error.code, error.message, error.remedy) from None
-        self._said = _Said(conversation, data, request or self.last_request)
+        self._outgoing = _Outgoing(conversation, data, request or self.last_request)
         self.flush()
 
     def flush(self) -> None:
         """Send the rest of the latest message. Raises ``PeerError`` "disconnected"."""
-        said = self._said
-        if sum(said.sent) == len(said.data):
+        outgoing = self._outgoing
+        if sum(outgoing.sent) == len(outgoing.data):
             return
         try:
-            if not self._send_some(said):
-                self._send_rest(said)
+            if not self._send_some(outgoing):
+                self._send_rest(outgoing)
         except OSError as error:
             raise disconnected(str(error)) from error
 
-    def _send_rest(self, said: _Said) -> None:
+    def _send_rest(self, outgoing: _Outgoing) -> None:
         patience = Patience(_SEND_TIMEOUT_S)
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT)
-        while not self._send_some(said):
+        while not self._send_some(outgoing):
             if not patience.tick():
                 raise TimeoutError("the daemon does not read")
             poll.poll(SLICE_S * 1000)
 
-    def _send_some(self, said: _Said) -> bool:
+    def _send_some(self, outgoing: _Outgoing) -> bool:
         """Send without blocking; true if the whole message is sent now."""
-        rest = said.data[sum(said.sent) :]
+        rest = outgoing.data[sum(outgoing.sent) :]
         try:
             # map + extend: no bytecode runs between sending and recording it, so that an interrupt
             # cannot cause a part to be sent twice.
-            said.sent.extend(map(self._sock.send, (rest,), (_SEND_FLAGS,)))
+            outgoing.sent.extend(map(self._sock.send, (rest,), (_SEND_FLAGS,)))
         except BlockingIOError:
             return False
-        return said.sent[-1] == len(rest)
+        return outgoing.sent[-1] == len(rest)
 
     def fetch(self, *, wait: bool) -> bool:
         """Read what has arrived, with ``wait`` for up to ``BRIEFLY_S``; false if nothing came.
@@ -167,12 +167,12 @@ class DaemonSocket:
         flags = 0 if wait else _AT_ONCE
         try:
             # As in _send_some: no interrupt can lose what the kernel has handed out.
-            self._heard.chunks.extend(map(self._sock.recv, (_CHUNK_BYTES,), (flags,)))
+            self._incoming.chunks.extend(map(self._sock.recv, (_CHUNK_BYTES,), (flags,)))
         except BlockingIOError:
             return False
         except OSError as error:
             raise disconnected(str(error)) from error
-        if not self._heard.chunks[-1]:
+        if not self._incoming.chunks[-1]:
             raise disconnected("it closed the connection")
         return True
 
@@ -180,18 +180,18 @@ class DaemonSocket:
         """Return the fetched messages. The caller takes the oldest, if there is one, and calls
         again. Raises ``PeerError`` for garbage, after the good messages before it.
         """
-        heard = self._heard
-        if not heard.messages and heard.fault is None and heard.chunks:
-            self._heard = heard = heard.taken_apart()
-        if not heard.messages and heard.fault is not None:
-            raise heard.fault
-        return heard.messages
+        incoming = self._incoming
+        if not incoming.messages and incoming.fault is None and incoming.chunks:
+            self._incoming = incoming = incoming.decoded()
+        if not incoming.messages and incoming.fault is not None:
+            raise incoming.fault
+        return incoming.messages
 
     @property
     def drained(self) -> bool:
         """Return whether ``messages`` would have nothing, neither a message nor a fault."""
-        heard = self._heard
-        return not heard.messages and not heard.chunks and heard.fault is None
+        incoming = self._incoming
+        return not incoming.messages and not incoming.chunks and incoming.fault is None
 
     def close(self) -> None:
         """Close this process's end only: a forked child must not end its parent's connection."""

@@ -127,7 +127,7 @@ def signs_of_a_daemon(path: Path) -> Signs:
                 return frozenset()
             for name in os.listdir(directory):
                 found = os.lstat(name, dir_fd=directory)
-                if _says_daemon(name, found, trusted):
+                if _shows_daemon(name, found, trusted):
                     signs.add((name, found.st_ino, found.st_mtime_ns))
             if place.st_uid != os.getuid():
                 signs.add((".", place.st_ino, 0))
@@ -136,7 +136,7 @@ def signs_of_a_daemon(path: Path) -> Signs:
     return frozenset(signs)
 
 
-def _says_daemon(name: str, found: os.stat_result, trusted: frozenset[int]) -> bool:
+def _shows_daemon(name: str, found: os.stat_result, trusted: frozenset[int]) -> bool:
     if name.endswith(".sock"):
         return stat.S_ISSOCK(found.st_mode) and found.st_uid in trusted
     is_lock = name.endswith(".lock") and name.startswith(("GPU-", "MIG-"))

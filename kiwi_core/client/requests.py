@@ -1,9 +1,10 @@
 """What a client knows about its burst and its open requests. No socket, no thread, no lock.
 
-``hears`` takes each message from the daemon. ``next_message`` compares the state here with what was
-sent on a connection and returns the message to send next: after a burst was asked for or has ended,
-on a new connection, and after an interrupt between any two of these. Each step that matters is a
-single assignment, or a single call into C, so that an interrupt finds it done or not done.
+``handle_message`` takes each message from the daemon. ``next_message`` compares the state here with
+what was sent on a connection and returns the message to send next: after a burst was asked for or
+has ended, on a new connection, and after an interrupt between any two of these. Each step that
+matters is a single assignment, or a single call into C, so that an interrupt finds it done or not
+done.
 """
 
 from __future__ import annotations
@@ -59,8 +60,18 @@ class LeaseRequest:
     """One request for the GPU. It is over when granted, failed or cancelled."""
 
     __slots__ = (
-        "attempts", "blocking", "burst", "ended", "error", "granted", "heard", "left", "owner",
-        "silence", "waiting", "withdrawn",
+        "attempts",
+        "blocking",
+        "burst",
+        "ended",
+        "error",
+        "granted",
+        "left",
+        "owner",
+        "received",
+        "silence",
+        "waiting",
+        "withdrawn",
     )  # fmt: skip
 
     def __init__(self, burst: int, owner: int, *, blocking: bool) -> None:
@@ -85,9 +96,9 @@ class LeaseRequest:
         """Whether the daemon has confirmed that the place in the queue is free."""
         self.attempts = 0
         """The channel's count of failed attempts to reconnect when this began."""
-        self.heard = 0
+        self.received = 0
         self.silence = Patience(None)
-        """How long the daemon has sent nothing since message number ``heard``."""
+        """How long the daemon has sent nothing since message number ``received``."""
 
     @property
     def over(self) -> bool:
@@ -241,7 +252,7 @@ class RequestTable:
 
     # --- the daemon's side ----------------------------------------------------------------------
 
-    def hears(self, messages: deque[DaemonMessage]) -> UserNotice | Waiting | None:
+    def handle_message(self, messages: deque[DaemonMessage]) -> UserNotice | Waiting | None:
         """Take the first of ``messages``. Return it if the user must see it: a notice, or where a
         call at the gate waits.
 
@@ -251,12 +262,12 @@ class RequestTable:
         """
         message = messages[0]
         if isinstance(message, (Granted, Waiting, Withdrawn)):
-            self._hears_of_burst(message)
+            self._handle_burst_message(message)
         elif isinstance(message, Error):
-            if self._hears_error(message, messages):
+            if self._handle_error(message, messages):
                 return None
         elif isinstance(message, StatusReport):
-            if self._hears_status(message, messages):
+            if self._handle_status(message, messages):
                 return None
         elif type(message) in _ANSWERS:
             self._answer(message, messages)
@@ -267,7 +278,7 @@ class RequestTable:
         is_news = isinstance(message, UserNotice) or (message is self.unforeseen)
         return message if is_news else None  # type: ignore[return-value]  # one of these two
 
-    def _hears_of_burst(self, message: Granted | Waiting | Withdrawn) -> None:
+    def _handle_burst_message(self, message: Granted | Waiting | Withdrawn) -> None:
         if not message.burst:
             self.unforeseen = message if isinstance(message, Waiting) else None
             return
@@ -285,7 +296,7 @@ class RequestTable:
                 lease.waiting = None  # the burst goes on after a suspension
             lease.granted = message
 
-    def _hears_status(self, report: StatusReport, messages: deque[DaemonMessage]) -> bool:
+    def _handle_status(self, report: StatusReport, messages: deque[DaemonMessage]) -> bool:
         """Record the status. Return whether a request took it as its answer."""
         self.latest = report.gpu
         self.reports += 1
@@ -311,7 +322,7 @@ class RequestTable:
         request.replies.extend(map(deque.popleft, (messages,)))
         self._pending.remove(request)
 
-    def _hears_error(self, error: Error, messages: deque[DaemonMessage]) -> bool:
+    def _handle_error(self, error: Error, messages: deque[DaemonMessage]) -> bool:
         """Fail what the error is about. Return whether a request took the error."""
         if error.fatal:
             raise _failure(error)

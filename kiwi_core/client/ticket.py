@@ -49,8 +49,8 @@ class Ticket:
         """
         lease = self._lease
         if not lease.over:
-            self._mind_silence()
-            self._mind_absence()
+            self._check_silence()
+            self._check_absence()
         if lease.error is not None:
             raise lease.error
         return lease.granted
@@ -62,7 +62,7 @@ class Ticket:
         """
         channel, lease = self._channel, self._lease
         if not lease.over:
-            channel.say_and_read(nothing, lambda: lease.over)
+            channel.send_and_read(nothing, lambda: lease.over)
         patience = Patience(timeout_s)
         while (granted := self.poll()) is None:
             if not patience.tick():
@@ -76,7 +76,7 @@ class Ticket:
         channel, lease = self._channel, self._lease
         expected = False
 
-        def say() -> None:
+        def send() -> None:
             nonlocal expected
             channel.table.give_up(lease, LeaseCancelled())
             channel.send_due()
@@ -91,7 +91,7 @@ class Ticket:
         def done() -> bool:
             return not expected or lease.withdrawn or channel.link is None
 
-        channel.say_and_read(say, done)
+        channel.send_and_read(send, done)
         patience = Patience(_WITHDRAWN_S)
         while not done() and patience.tick():
             channel.changes.sleep(done, patience.slice_s())
@@ -128,17 +128,17 @@ class Ticket:
             )
         return granted
 
-    def _mind_silence(self) -> None:
+    def _check_silence(self) -> None:
         """Ping a daemon that is silent, and drop the link if it does not answer. A live daemon
         sends something about every second to a client that waits."""
         channel, lease = self._channel, self._lease
         silence = lease.silence
-        if lease.heard != channel.heard or channel.link is None:
-            lease.heard = channel.heard
+        if lease.received != channel.received or channel.link is None:
+            lease.received = channel.received
             silence.restart()
             return
         asked = silence.spent_s * 2 > channel.grace_s
-        patient = silence.tick() or channel.last_look(lambda: channel.heard != lease.heard)
+        patient = silence.tick() or channel.last_look(lambda: channel.received != lease.received)
         with channel.lock:
             if not patient:
                 channel.away_s = max(channel.away_s, silence.spent_s)
@@ -146,7 +146,7 @@ class Ticket:
             elif not asked and silence.spent_s * 2 > channel.grace_s:
                 channel.send_request(Request(Ping()))
 
-    def _mind_absence(self) -> None:
+    def _check_absence(self) -> None:
         """Fail the request if the daemon has been away for too long, and an attempt to reconnect
         has failed since it began."""
         channel, lease = self._channel, self._lease

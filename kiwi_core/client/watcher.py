@@ -83,28 +83,28 @@ class Watcher:
 
     def _run(self) -> None:
         channel = self._channel
-        told = False
+        reported = False
         failures = 0
         try:
             while channel.belongs_to(self):
                 if channel.connected:
-                    if not told:
-                        told = True
-                        channel.tell_state(True)
+                    if not reported:
+                        reported = True
+                        channel.report_state(True)
                     since_s = time.monotonic()
                     self._read_until_lost()
                     failures = 0 if time.monotonic() - since_s > _STABLE_S else failures + 1
                 else:
-                    if told:
-                        told = False
-                        channel.tell_state(False)
+                    if reported:
+                        reported = False
+                        channel.report_state(False)
                     if not channel.reconnects:
                         break
                     self._wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                     if not channel.try_again(self):
                         failures += 1
-            if told:
-                channel.tell_state(False)
+            if reported:
+                channel.report_state(False)
         finally:
             channel.end_watch(self)
             self.release()

@@ -52,7 +52,7 @@ async def _run(options: ChildOptions) -> None:
     daemon = GpuDaemon(options, machine)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)
-    loop.add_reader(sys.stdin.fileno(), _supervisor_spoke, daemon)
+    loop.add_reader(sys.stdin.fileno(), _on_supervisor_message, daemon)
     await daemon.run()
     # An operation that hangs keeps its task: do not wait for it.
     sys.stdout.flush()
@@ -60,7 +60,7 @@ async def _run(options: ChildOptions) -> None:
     os._exit(EXIT_UNUSED if daemon.ended_unused else 0)
 
 
-def _supervisor_spoke(daemon: GpuDaemon) -> None:
+def _on_supervisor_message(daemon: GpuDaemon) -> None:
     """Read what the supervisor has sent. Any byte means that the daemon may end if nobody needs it.
     The end of the stream means that the supervisor is gone.
     """

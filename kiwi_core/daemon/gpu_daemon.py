@@ -455,7 +455,7 @@ class GpuDaemon:
         self._router.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._registry, self._config)
         for session, why in left.items():
-            self._sessions.tell_left_out(session, why)
+            self._sessions.notify_left_out(session, why)
         self._router.close_all()
         for member in self._registry:
             if member.id not in left:

@@ -127,7 +127,7 @@ class Router:
         )
         if member is not None:
             self.sessions.resume_burst(member, hello)
-            self.ending.tell_successor(member, connection)
+            self.ending.notify_successor(member, connection)
         if hello.role is m.Role.PAGER:
             self.links.welcomed(connection)
 

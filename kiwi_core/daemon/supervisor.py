@@ -48,7 +48,7 @@ def main(options: DaemonOptions) -> int:
     emulation = None
     if options.emulate is not None:
         emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
-        _say("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
+        _print("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
     gpus = _chosen(nvml.gpus(), options.gpus)
     if options.metrics is not None:
         _serve_metrics(*options.metrics, gpus, sockets)
@@ -88,9 +88,9 @@ def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path)
     places = [GpuPlace(gpu.uuid, gpu.index, sockets / f"{gpu.uuid}.sock") for gpu in gpus]
     listener = MetricsListener(host, port, places)
     listener.start()
-    _say(f"metrics at {listener.url}")
+    _print(f"metrics at {listener.url}")
     if listener.for_others:
-        _say(
+        _print(
             "other machines can read the metrics: there are no names in them, but also no password"
         )
 
@@ -173,7 +173,9 @@ class _Child:
             waits = config.DEFAULTS.restart_backoff_s
             wait_s = waits[min(crashes, len(waits) - 1)]
             crashes += 1
-            _say(f"the daemon of GPU {self._gpu.index} ended ({_how(status)}); again in {wait_s} s")
+            _print(
+                f"the daemon of GPU {self._gpu.index} ended ({_how(status)}); again in {wait_s} s"
+            )
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return 0
@@ -208,10 +210,10 @@ class _Child:
             self.stop()  # stop() was called while this one was being started
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            self._hear(line.decode().strip())
+            self._handle_line(line.decode().strip())
         return await self._process.wait()
 
-    def _hear(self, word: str) -> None:
+    def _handle_line(self, word: str) -> None:
         if word == READY:
             self._announce()
         elif word in (UNUSED, USED):
@@ -221,7 +223,7 @@ class _Child:
         emulated = "EMULATED, " if self._options.emulation is not None else ""
         path = Path(self._options.sockets) / f"{self._gpu.uuid}.sock"
         size = format_bytes(self._gpu.total_bytes)
-        _say(f"ready: GPU {self._gpu.index} ({emulated}{self._gpu.name}, {size}) at {path}")
+        _print(f"ready: GPU {self._gpu.index} ({emulated}{self._gpu.name}, {size}) at {path}")
 
 
 async def _supervise(children: list[_Child]) -> int:
@@ -241,7 +243,7 @@ def _how(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"status {status}"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"kiwi daemon: {text}\n")
     sys.stdout.flush()
 

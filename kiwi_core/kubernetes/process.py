@@ -69,7 +69,7 @@ def main(options: Options) -> int:
     service = DevicePluginService(offer, watch, options.socket_dir, _name_of(spec))
     kubelet = Kubelet(options.kubelet_dir, offer.resource, service.handler())
     label = Label(options.features_dir) if options.features_dir is not None else None
-    asyncio.run(_until_told(_look(watch, label), kubelet.run()))
+    asyncio.run(_run_until_signal(_look(watch, label), kubelet.run()))
     if label is not None:
         label.remove()
     log.info("device plugin ends")
@@ -78,13 +78,15 @@ def main(options: Options) -> int:
 
 def _offer(options: Options) -> Offer:
     """Combine the command line, which decides, with the file and the defaults."""
-    told = sharing.read(options.config) if options.config is not None else None
-    if told is None:
+    shared = sharing.read(options.config) if options.config is not None else None
+    if shared is None:
         return Offer(options.resource or RESOURCE, options.replicas or REPLICAS)
-    if told.ignored:
-        log.warning("keys without a meaning here", file=str(options.config), keys=told.ignored)
+    if shared.ignored:
+        log.warning("keys without a meaning here", file=str(options.config), keys=shared.ignored)
     return Offer(
-        options.resource or told.resource, options.replicas or told.replicas, told.one_only
+        options.resource or shared.resource,
+        options.replicas or shared.replicas,
+        shared.one_only,
     )
 
 
@@ -120,13 +122,13 @@ def _tell(label: Label, gpus: Iterable[GpuStatus], complaint: str) -> str:
     return ""
 
 
-async def _until_told(*parts: Coroutine[Any, Any, None]) -> None:
+async def _run_until_signal(*parts: Coroutine[Any, Any, None]) -> None:
     """Run ``parts`` until a signal comes, or one of them fails; then end all, in reverse order."""
-    told = asyncio.Event()
+    signalled = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    tasks = [asyncio.create_task(part) for part in (*parts, _wait(told))]
+        loop.add_signal_handler(number, signalled.set)
+    tasks = [asyncio.create_task(part) for part in (*parts, _wait(signalled))]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in reversed(tasks):
         task.cancel()
@@ -136,5 +138,5 @@ async def _until_told(*parts: Coroutine[Any, Any, None]) -> None:
         task.result()
 
 
-async def _wait(told: asyncio.Event) -> None:
-    await told.wait()
+async def _wait(signalled: asyncio.Event) -> None:
+    await signalled.wait()

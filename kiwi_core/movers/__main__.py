@@ -25,9 +25,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> int:
     die_with(int(sys.argv[1]))
-    with socket.socket(fileno=0) as daemon, daemon.makefile("rb") as heard:
+    with socket.socket(fileno=0) as daemon, daemon.makefile("rb") as calls:
         _say(daemon, _began())
-        while (call := _next(heard)) is not None:
+        while (call := _next(calls)) is not None:
             _say(daemon, _done(call))
     return 0
 
@@ -49,12 +49,12 @@ def _began() -> CallAnswer:
     return CallAnswer()
 
 
-def _next(heard: BinaryIO) -> Call | None:
+def _next(calls: BinaryIO) -> Call | None:
     """Return the next call; ``None`` if the daemon has ended."""
     try:
-        head = heard.read(HEAD_BYTES)
+        head = calls.read(HEAD_BYTES)
         size = body_bytes(head)
-        body = heard.read(size)
+        body = calls.read(size)
     except OSError:
         return None
     whole = len(head) == HEAD_BYTES and len(body) == size

@@ -35,12 +35,12 @@ class LibraryReport:
 
 
 class LinkedProcess(Protocol):
-    """One process with the library. Attributes change at any time; ``told`` as a whole."""
+    """One process with the library. Attributes change at any time; ``report`` as a whole."""
 
     @property
     def ref(self) -> ProcessRef: ...
     @property
-    def told(self) -> LibraryReport: ...
+    def report(self) -> LibraryReport: ...
     @property
     def connected(self) -> bool: ...
     @property
@@ -64,7 +64,7 @@ class LinkedProcess(Protocol):
 
 def all_out(link: LinkedProcess) -> bool:
     """Return whether all that the library owns is out, by its report on this connection."""
-    out = link.told.residency is Residency.PAGED_OUT and not link.told.resident_bytes
+    out = link.report.residency is Residency.PAGED_OUT and not link.report.resident_bytes
     return out and link.connected and not link.moving
 
 

@@ -209,7 +209,7 @@ class LinkedOperation:
         """Have the driver move what the libraries could not, if it is large. If the driver cannot
         move it either, it stays in the GPU, and the session counts as out all the same."""
         most_bytes = self._config.unowned_left_bytes
-        large = [link for link in links if link.told.unowned_bytes > most_bytes]
+        large = [link for link in links if link.report.unowned_bytes > most_bytes]
         if refs := await all_yield(self._links, large, self._deadline_ns):
             await self._checkpoint.page_out(await self._driver_part(also=refs), self._deadline_ns)
 
@@ -334,7 +334,7 @@ class LinkedOperation:
         await self._undo(stop, back, "page-out", "is back in the GPU")
         if rest_back is not None:
             links = self._look(self._target)
-            shut = [link for link in links if link.told.residency is not Residency.RESIDENT]
+            shut = [link for link in links if link.report.residency is not Residency.RESIDENT]
             again = [link for link in shut if link.ref in rest_back]
             refs = await all_yield(self._links, again, self._undo_by_ns())
             rest = await self._driver_part(also=refs)
@@ -380,8 +380,8 @@ def _reservation(out: Sequence[LinkedProcess], own_pids: Collection[int]) -> Res
 
 
 def _something_in(link: LinkedProcess) -> bool:
-    out = link.told.residency is Residency.PAGED_OUT
-    return not out or (link.connected and link.told.resident_bytes > 0)
+    out = link.report.residency is Residency.PAGED_OUT
+    return not out or (link.connected and link.report.resident_bytes > 0)
 
 
 def _unsure(links: Sequence[LinkedProcess]) -> list[LinkedProcess]:
@@ -391,8 +391,8 @@ def _unsure(links: Sequence[LinkedProcess]) -> list[LinkedProcess]:
 
 
 def _in(links: Sequence[LinkedProcess], residency: Residency) -> list[LinkedProcess]:
-    return [link for link in links if link.told.residency is residency]
+    return [link for link in links if link.report.residency is residency]
 
 
 def _out_bytes(links: Sequence[LinkedProcess]) -> int:
-    return sum(link.told.paged_out_bytes for link in _in(links, Residency.PAGED_OUT))
+    return sum(link.report.paged_out_bytes for link in _in(links, Residency.PAGED_OUT))

@@ -109,7 +109,7 @@ class SessionPager:
         async with self._lock_of(target.session):
             seen = await self._checkpoint.observe(target)
         links = self._living(target)
-        linked = {link.ref: link.told for link in links}
+        linked = {link.ref: link.report for link in links}
         if not seen.alive:
             self._moved_by.pop(target.session, None)
             if not self.busy(target.session):
@@ -117,14 +117,14 @@ class SessionPager:
         if not linked:
             self._moved_by.pop(target.session, None)
             return seen
-        parts = tuple(_with_word(memory, linked.get(memory.ref)) for memory in seen.processes)
+        parts = tuple(_with_report(memory, linked.get(memory.ref)) for memory in seen.processes)
         self._moved_by[target.session] = self._who_moves(parts, links)
         by_libraries = self._moved_by[target.session] is MovedBy.INPROCESS
         in_gpu = {memory.ref: memory.resident_bytes for memory in seen.processes}
         out_bytes = sum(_still_out_bytes(link, in_gpu.get(link.ref, 0)) for link in links)
         return replace(
             seen,
-            residency=worst({seen.residency, *(told.residency for told in linked.values())}),
+            residency=worst({seen.residency, *(report.residency for report in linked.values())}),
             paged_out_bytes=seen.paged_out_bytes + out_bytes,
             processes=parts,
             owned=by_libraries and is_owned(links, seen.processes),
@@ -158,7 +158,7 @@ class SessionPager:
         return [
             link
             for link in self._links.of(target.session)
-            if (link.connected or link.expected or link.told.residency is not Residency.RESIDENT)
+            if (link.connected or link.expected or link.report.residency is not Residency.RESIDENT)
             and link.ref not in target.left_out
             and processes.alive(link.ref)
         ]
@@ -250,24 +250,24 @@ class SessionPager:
             return MovedBy.CHECKPOINT
         most_bytes = self._config.unowned_left_bytes
         mixed = any(memory.ref not in owned for memory in parts)
-        mixed = mixed or any(link.told.unowned_bytes > most_bytes for link in links)
+        mixed = mixed or any(link.report.unowned_bytes > most_bytes for link in links)
         return MovedBy.BOTH if mixed else MovedBy.INPROCESS
 
 
 def _still_out_bytes(link: LinkedProcess, in_gpu_bytes: int) -> int:
     """Return the bytes that ``link`` has out. A disconnected process may be paging in since an
     earlier daemon: what it has in the GPU must not count twice."""
-    if link.told.residency is not Residency.PAGED_OUT:
+    if link.report.residency is not Residency.PAGED_OUT:
         return 0
-    said_bytes = link.told.paged_out_bytes
-    return said_bytes if link.connected else max(0, said_bytes - in_gpu_bytes)
+    reported_bytes = link.report.paged_out_bytes
+    return reported_bytes if link.connected else max(0, reported_bytes - in_gpu_bytes)
 
 
 def _with_shortage(refused: Refused, links: list[LinkedProcess]) -> Refused:
     """Return ``refused`` with the true reason, if the libraries lack RAM because the own control
     group of their processes is too small: a library sees only that it gets no more."""
-    reserve_bytes = sum(max(0, x.told.arena_bytes - x.told.paged_out_bytes) for x in links)
-    more_bytes = sum(link.told.resident_bytes for link in links) - reserve_bytes
+    reserve_bytes = sum(max(0, x.report.arena_bytes - x.report.paged_out_bytes) for x in links)
+    more_bytes = sum(link.report.resident_bytes for link in links) - reserve_bytes
     try:
         lacking = host.own_shortage([link.ref.pid for link in links], max(0, more_bytes))
     except GpuError:
@@ -280,14 +280,14 @@ def _with_shortage(refused: Refused, links: list[LinkedProcess]) -> Refused:
 
 def _out_bytes(links: tuple[LinkedProcess, ...]) -> dict[ProcessRef, int]:
     return {
-        link.ref: link.told.paged_out_bytes
+        link.ref: link.report.paged_out_bytes
         for link in links
-        if link.told.residency is Residency.PAGED_OUT and processes.alive(link.ref)
+        if link.report.residency is Residency.PAGED_OUT and processes.alive(link.ref)
     }
 
 
-def _with_word(memory: ProcessMemory, told: LibraryReport | None) -> ProcessMemory:
+def _with_report(memory: ProcessMemory, report: LibraryReport | None) -> ProcessMemory:
     """Return ``memory`` with the worse of the driver's and the library's residency."""
-    if told is None:
+    if report is None:
         return memory
-    return replace(memory, residency=worst((memory.residency, told.residency)))
+    return replace(memory, residency=worst((memory.residency, report.residency)))

@@ -25,7 +25,7 @@ from kiwi_core.sched.rules import (
     unguarded_and_stopped,
 )
 from kiwi_core.sched.rules.settle import settle
-from kiwi_core.sched.snapshot import holders_told, queue_told, snapshot, state_of
+from kiwi_core.sched.snapshot import shown_holders, shown_queue, snapshot, state_of
 from kiwi_core.states import AntiThrash, Residency, SessionState
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Scheduler:
         without the views of all sessions.
         """
         told = self._forecast.look(self._st, now_ns)
-        return holders_told(self._st), queue_told(self._st, told, now_ns)
+        return shown_holders(self._st), shown_queue(self._st, told, now_ns)
 
     def newcomer_wait_ns(self, now_ns: int, before: int = 0) -> int | None:
         """Return how long a session of unknown needs would wait if it asked now, after ``before``

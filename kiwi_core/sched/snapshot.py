@@ -56,8 +56,8 @@ def snapshot(
         why=_why(st),
         swap_round_trip_ns=round_trip_ns,
         floor_ns=max(floor_ns, min(st.turn_settings.tq_ns, st.turn_settings.min_run_ns)),
-        holders=holders_told(st),
-        queue=queue_told(st, told, now_ns),
+        holders=shown_holders(st),
+        queue=shown_queue(st, told, now_ns),
         foretold=len(forecast.kept),
         foretold_well=forecast.right,
         sessions=tuple(_session(st, session, now_ns) for session in present),
@@ -108,13 +108,13 @@ def _waiters(st: State) -> Iterator[Session]:
     yield from (session for session in st.kept_out.values() if session.aside)
 
 
-def holders_told(st: State) -> tuple[SessionId, ...]:
+def shown_holders(st: State) -> tuple[SessionId, ...]:
     """Return the sessions that hold the lease or are being stopped, in the order of joining."""
     sessions = st.sessions.values()
     return tuple(s.id for s in sessions if not s.gone and (s.want is Want.RUNNING or s.turn_ending))
 
 
-def queue_told(
+def shown_queue(
     st: State, told: Mapping[SessionId, ShownForecast], now_ns: int
 ) -> tuple[QueueView, ...]:
     """Return the waiters with their forecasts."""

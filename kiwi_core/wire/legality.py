@@ -91,7 +91,7 @@ class Conversation:
         self.lingering = False
         """True if threads or tasks of that burst live on after its end."""
 
-    def says(self, message: m.ClientMessage) -> None:
+    def accept(self, message: m.ClientMessage) -> None:
         """Take a message of the client.
 
         Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another version,

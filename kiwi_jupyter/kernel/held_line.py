@@ -49,8 +49,8 @@ class HeldLine:
         self._make_line = line
         self._words = words
         self._line: CellWaitLine | None = None
-        self._heard: Waiting | None = None
-        self._heard_s = 0.0
+        self._latest: Waiting | None = None
+        self._latest_s = 0.0
         self._began_s = 0.0
         self._thread: threading.Thread | None = None
 
@@ -69,9 +69,9 @@ class HeldLine:
 
     def _look(self, now_s: float) -> None:
         waiting = self._waiting()
-        if waiting is not self._heard:
-            self._heard, self._heard_s = waiting, now_s
-        if waiting is None or now_s - self._heard_s > FRESH_S:
+        if waiting is not self._latest:
+            self._latest, self._latest_s = waiting, now_s
+        if waiting is None or now_s - self._latest_s > FRESH_S:
             self._hide()
             return
         if self._line is None or self._line.closed:  # closed: its cell has ended

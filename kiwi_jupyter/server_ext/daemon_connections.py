@@ -15,7 +15,7 @@ from kiwi_core import config
 from kiwi_core.client import discover
 from kiwi_core.client.autostart import autostart
 from kiwi_core.errors import KiwiError, PeerError
-from kiwi_jupyter.server_ext.daemon_follower import DaemonFollower, DaemonLost, Heard
+from kiwi_jupyter.server_ext.daemon_follower import DaemonFollower, DaemonLost, StatusReceived
 from kiwi_jupyter.server_ext.gpu_record import GpuRecord
 from kiwi_jupyter.server_ext.model import Problem
 from kiwi_jupyter.server_ext.threads import call_in, in_thread
@@ -127,7 +127,9 @@ class DaemonConnections:
         new = [path for path in discover(self._directory) if not self._is_followed(path)]
         loop = asyncio.get_running_loop()
         for path in new:
-            follower = DaemonFollower(path, lambda word: call_in(loop, self._hear, word))
+            follower = DaemonFollower(
+                path, lambda report: call_in(loop, self._handle_report, report)
+            )
             self._followers[path] = follower
             follower.start()
         return bool(new)
@@ -154,15 +156,15 @@ class DaemonConnections:
             self._followers.pop(path, None)
         return bool(gone)
 
-    def _hear(self, word: Heard | DaemonLost) -> None:
-        if word.socket not in self._followers:
+    def _handle_report(self, report: StatusReceived | DaemonLost) -> None:
+        if report.socket not in self._followers:
             return  # reported before it was closed
-        record = self.records.setdefault(word.socket, GpuRecord())
-        if isinstance(word, Heard):
-            record.hears(word)
+        record = self.records.setdefault(report.socket, GpuRecord())
+        if isinstance(report, StatusReceived):
+            record.handle_status(report)
             self._start_error = None
         else:
-            record.loses(word)
+            record.handle_loss(report)
         self._changed()
 
     def _close_followers(self) -> None:

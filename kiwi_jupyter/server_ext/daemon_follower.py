@@ -31,7 +31,7 @@ second.
 
 
 @dataclass(frozen=True)
-class Heard:
+class StatusReceived:
     """A daemon's status, read at ``at`` (Unix seconds), with the changes of its history since the
     last one; ``history`` is ``None`` if there are none.
     """
@@ -53,16 +53,16 @@ class DaemonLost:
 
 
 class DaemonFollower(threading.Thread):
-    """Follows the daemon at ``socket`` until closed, or until the socket is gone. ``tell`` gets
+    """Follows the daemon at ``socket`` until closed, or until the socket is gone. ``report`` gets
     each message, in this thread. ``client`` is for requests, from any thread.
     """
 
-    def __init__(self, socket: Path, tell: Callable[[Heard | DaemonLost], None]) -> None:
+    def __init__(self, socket: Path, report: Callable[[StatusReceived | DaemonLost], None]) -> None:
         super().__init__(name=f"kiwi {socket.stem}", daemon=True)
         self.socket = socket
         self.client: Client | None = None
         """Connected; ``None`` while the daemon is away."""
-        self._tell = tell
+        self._report = report
         self._closed = threading.Event()
 
     def run(self) -> None:
@@ -75,14 +75,14 @@ class DaemonFollower(threading.Thread):
     def _keep_following(self) -> None:
         failures = 0
         while not self._closed.is_set():
-            heard, error = self._follow()
+            received, error = self._follow()
             # Path's method raises where this user has no access
             gone = not os.path.exists(self.socket)
             if self._closed.is_set():
                 return
-            failures = 0 if heard else failures + 1
-            if heard or failures == 1 or gone:
-                self._tell(DaemonLost(self.socket, error, gone, time.time()))
+            failures = 0 if received else failures + 1
+            if received or failures == 1 or gone:
+                self._report(DaemonLost(self.socket, error, gone, time.time()))
             if gone:
                 return
             self._closed.wait(RETRY_S[min(failures, len(RETRY_S) - 1)])
@@ -101,7 +101,7 @@ class DaemonFollower(threading.Thread):
 
     def _follow(self) -> tuple[bool, KiwiError]:
         """Follow one connection. Return whether anything was received on it, and how it ended."""
-        heard = False
+        received = False
         client = Client(self.socket, role=Role.OBSERVER, client="jupyter server", reconnect=False)
         try:
             client.connect()
@@ -111,16 +111,16 @@ class DaemonFollower(threading.Thread):
                 at = time.time()
                 history = client.history(serial) if status.history_serial > serial else None
                 serial = history.last if history else serial
-                heard = True
-                self._tell(Heard(self.socket, status, history, at))
+                received = True
+                self._report(StatusReceived(self.socket, status, history, at))
                 if self._closed.is_set():
                     break
         except KiwiError as error:
-            return heard, error
+            return received, error
         finally:
             self.client = None
             client.close()
-        return heard, PeerError(
+        return received, PeerError(
             "disconnected",
             "The Kiwi daemon of this GPU went away.",
             "Notebooks go on; it is shown again as soon as it is back."

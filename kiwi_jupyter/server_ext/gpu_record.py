@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.errors import KiwiError
     from kiwi_core.wire.messages import GpuStatus, HistoryEntry, HistoryReport
-    from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, Heard
+    from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, StatusReceived
 
 SAME_RUN_S: Final = 5.0
 """Two statuses of one process agree on its start time to within this, for their transmission time
@@ -28,7 +28,7 @@ class GpuRecord:
 
     def __init__(self) -> None:
         self.status: GpuStatus | None = None
-        self.heard_at = 0.0
+        self.received_at = 0.0
         self.error: KiwiError | None = None
         """Why the daemon does not answer; ``None`` while it does."""
         self.gone_at: float | None = None
@@ -43,18 +43,18 @@ class GpuRecord:
         """The last answer; ``None``: something changed since."""
         self._paths: Mapping[str, str] = {}
 
-    def hears(self, heard: Heard) -> None:
-        run = _Run(heard.status.daemon_pid, heard.at - heard.status.uptime_s)
+    def handle_status(self, received: StatusReceived) -> None:
+        run = _Run(received.status.daemon_pid, received.at - received.status.uptime_s)
         if not run.is_like(self._run):
             self._end_open_entries()
             self._run = run
-        self.status, self.heard_at = heard.status, heard.at
+        self.status, self.received_at = received.status, received.at
         self.error = self.gone_at = None
         self.stale = False
-        if heard.history is not None:
-            self._take_history(heard.history, heard.at)
+        if received.history is not None:
+            self._take_history(received.history, received.at)
 
-    def loses(self, lost: DaemonLost) -> None:
+    def handle_loss(self, lost: DaemonLost) -> None:
         self.error = lost.error
         self.stale = False
         self.gone_at = lost.at if lost.gone else None
@@ -99,7 +99,7 @@ class GpuRecord:
         """End open entries at the last status of a killed daemon, which reported no end."""
         for id_, entry in self._entries.items():
             if entry.ended_at is None:
-                ended_at = max(entry.began_at, self.heard_at)
+                ended_at = max(entry.began_at, self.received_at)
                 self._entries[id_] = replace(entry, ended_at=ended_at)
                 self._history = None
 
@@ -130,7 +130,7 @@ class GpuRecord:
             return None
         return to_rest.gpu_of(
             self.status,
-            self.heard_at,
+            self.received_at,
             paths=paths,
             history=self._history_since(history_since, paths),
             may_set=may_set,

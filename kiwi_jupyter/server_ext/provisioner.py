@@ -75,7 +75,7 @@ class KiwiProvisioner(LocalProvisioner):
     start.
     """
 
-    _told_to_end = False
+    _end_requested = False
     """True once a signal that ends it was sent to the kernel's process."""
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class KiwiProvisioner(LocalProvisioner):
         server's, the caller's and the kernelspec's. It is not kept for a restart.
         """
         launch = await super().pre_launch(**kwargs)
-        self._told_to_end = False
+        self._end_requested = False
         env = launch["env"]
         try:
             gpu = await placer().place(self.kernel_id, env) if _places else None
@@ -100,8 +100,8 @@ class KiwiProvisioner(LocalProvisioner):
     async def send_signal(self, signum: int) -> None:
         """Move the kernel's memory out before a kill, if its driver needs that."""
         if signum in (signal.SIGTERM, signal.SIGKILL) and self.pid and leaving.needed():
-            within_s = leaving.AGAIN_S if self._told_to_end else leaving.WITHIN_S
-            self._told_to_end = True
+            within_s = leaving.AGAIN_S if self._end_requested else leaving.WITHIN_S
+            self._end_requested = True
             try:
                 await asyncio.to_thread(leaving.move_out, self.pid, placer().socket_dir, within_s)
             except Exception:  # the kernel must end, whatever is wrong with Kiwi

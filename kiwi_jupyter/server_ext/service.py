@@ -128,7 +128,7 @@ class KiwiService:
                 paths=self._documents.paths, history_since=since, may_set=self._may_set
             )
             if gpu is not None:
-                gpus[gpu.uuid] = gpu, record.heard_at
+                gpus[gpu.uuid] = gpu, record.received_at
         self.feed.publish(gpus, self._server())
 
     def _server(self) -> Server:

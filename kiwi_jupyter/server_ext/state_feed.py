@@ -65,7 +65,7 @@ class StateFeed:
         self._wall = wall
         self._server = server
         self._gpus: dict[str, Gpu] = {}
-        self._heard_at: dict[str, float] = {}
+        self._received_at: dict[str, float] = {}
         self._ring: deque[EncodedDelta] = deque()
         self._ring_bytes = 0
         self._subscriptions: set[Subscription] = set()
@@ -79,16 +79,16 @@ class StateFeed:
     def publish(self, gpus: Mapping[str, tuple[Gpu, float]], server: Server) -> None:
         """Take the state of everything: by UUID, each GPU and when its daemon sent it."""
         changed: dict[str, GpuDelta] = {}
-        for uuid, (gpu, heard_at) in gpus.items():
+        for uuid, (gpu, received_at) in gpus.items():
             old = self._gpus.get(uuid)
             new = gpu if old is None else diff.steadied(gpu, old)
             if (change := diff.changes(old, new)) is not None:
                 changed[uuid] = change
             self._gpus[uuid] = new
-            self._heard_at[uuid] = heard_at
+            self._received_at[uuid] = received_at
         gone = [uuid for uuid in self._gpus if uuid not in gpus]
         for uuid in gone:
-            del self._gpus[uuid], self._heard_at[uuid]
+            del self._gpus[uuid], self._received_at[uuid]
         news = server if server != self._server else None
         self._server = server
         if changed or gone or news is not None:
@@ -119,7 +119,7 @@ class StateFeed:
         time.
         """
         now = self._wall()
-        gpus = [aged(gpu, now, now - self._heard_at[uuid]) for uuid, gpu in self._gpus.items()]
+        gpus = [aged(gpu, now, now - self._received_at[uuid]) for uuid, gpu in self._gpus.items()]
         gpus.sort(key=lambda gpu: (gpu.index, gpu.uuid))
         if history_s is not None:
             gpus = [_recent(gpu, now - history_s) for gpu in gpus]

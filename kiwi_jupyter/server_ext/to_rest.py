@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 def gpu_of(
     status: GpuStatus,
-    heard_at: float,
+    received_at: float,
     *,
     paths: Mapping[str, str],
     history: list[History],
     may_set: bool,
     problem: Problem | None = None,
 ) -> Gpu:
-    """Return the GPU of ``status``, received at ``heard_at`` (Unix seconds). ``paths`` are
+    """Return the GPU of ``status``, received at ``received_at`` (Unix seconds). ``paths`` are
     notebooks by kernel id. ``problem``: why its daemon does not answer any more.
     """
     fields = asdict(status)
     fields["may_set"] = may_set and status.may_set
-    fields["sessions"] = [_session(one, heard_at, paths) for one in status.sessions]
-    fields["queue"] = [_waiter(one, heard_at) for one in status.queue]
+    fields["sessions"] = [_session(one, received_at, paths) for one in status.sessions]
+    fields["queue"] = [_waiter(one, received_at) for one in status.queue]
     return Gpu(**fields, history=history, reachable=problem is None, problem=problem)
 
 
-def _session(status: SessionStatus, heard_at: float, paths: Mapping[str, str]) -> Session:
+def _session(status: SessionStatus, received_at: float, paths: Mapping[str, str]) -> Session:
     fields = asdict(status)
     path = path_of(status.kernel_id, status.mine, paths)
     fields["name"] = name_of(path, status.name)
-    return Session(**fields, path=path, turn_ends_at=_after(heard_at, status.time_left_s))
+    return Session(**fields, path=path, turn_ends_at=_after(received_at, status.time_left_s))
 
 
 def name_of(path: str | None, said: str) -> str:
@@ -57,18 +57,18 @@ def path_of(kernel_id: str, mine: bool, paths: Mapping[str, str]) -> str | None:
     return paths.get(kernel_id) if mine and kernel_id else None
 
 
-def _waiter(entry: QueueEntry, heard_at: float) -> Waiter:
+def _waiter(entry: QueueEntry, received_at: float) -> Waiter:
     return Waiter(
         **asdict(entry),
-        waiting_since=heard_at - entry.waited_s,
-        expected_at=_after(heard_at, entry.expected_wait_s),
-        expected_low_at=_after(heard_at, entry.expected_low_s),
-        expected_high_at=_after(heard_at, entry.expected_high_s),
+        waiting_since=received_at - entry.waited_s,
+        expected_at=_after(received_at, entry.expected_wait_s),
+        expected_low_at=_after(received_at, entry.expected_low_s),
+        expected_high_at=_after(received_at, entry.expected_high_s),
     )
 
 
-def _after(heard_at: float, seconds: float | None) -> float | None:
-    return None if seconds is None else heard_at + seconds
+def _after(received_at: float, seconds: float | None) -> float | None:
+    return None if seconds is None else received_at + seconds
 
 
 def problem_of(error: KiwiError) -> Problem:

@@ -10,7 +10,7 @@ import pytest
 from benched import start_bench
 from leftovers import nothing_left
 
-from kiwi_core.bench.moves import words_on_pinned
+from kiwi_core.bench.moves import pinned_note
 from kiwi_core.units import MIB
 
 pytestmark = pytest.mark.timeout(500)
@@ -44,5 +44,5 @@ def test_rows_say_how_much_was_pinned(measured: dict[str, Any]) -> None:
 
 
 def test_too_little_is_said_in_the_title() -> None:
-    assert words_on_pinned(64 * MIB, None) == words_on_pinned(64 * MIB, 64 * MIB) == ""
-    assert "only 16 MiB of it" in words_on_pinned(64 * MIB, 16 * MIB)
+    assert pinned_note(64 * MIB, None) == pinned_note(64 * MIB, 64 * MIB) == ""
+    assert "only 16 MiB of it" in pinned_note(64 * MIB, 16 * MIB)

@@ -50,16 +50,16 @@ def no_gpu(monkeypatch):
 def test_a_program_is_one_burst_of_one_session(spawn, daemon):
     result = finish(spawn("run", "--name", "nightly", *python("print('hello')")))
     assert (result.code, result.out, result.err) == (0, "hello\n", "")
-    (hello,) = daemon.heard(Hello)
+    (hello,) = daemon.received(Hello)
     assert (hello.role, hello.name) == (Role.SESSION, "nightly")
-    (acquired,) = daemon.heard(Acquire)
-    (ended,) = daemon.await_heard(EndBurst)
+    (acquired,) = daemon.received(Acquire)
+    (ended,) = daemon.await_received(EndBurst)
     assert ended.burst == acquired.burst
 
 
 def test_the_name_is_the_command_unless_given(spawn, daemon):
     finish(spawn("run", "--", "true", "--fast"))
-    assert daemon.heard(Hello)[0].name == "true --fast"
+    assert daemon.received(Hello)[0].name == "true --fast"
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
@@ -76,7 +76,7 @@ def test_the_program_starts_only_when_the_gpu_is_granted(spawn, scripted, tmp_pa
     daemon = scripted(grants=False)
     started = tmp_path / "started"
     process = spawn("run", *python(f"open({str(started)!r}, 'w')"))
-    (acquired,) = daemon.await_heard(Acquire)
+    (acquired,) = daemon.await_received(Acquire)
     daemon.peer.say(Waiting(burst=acquired.burst, position=1, ahead=1))
     assert not started.exists()
     daemon.peer.say(Granted(burst=acquired.burst, quantum_s=1.0))
@@ -87,7 +87,7 @@ def test_the_program_starts_only_when_the_gpu_is_granted(spawn, scripted, tmp_pa
 def test_waiting_is_told_in_a_log(spawn, scripted):
     daemon = scripted(grants=False)
     process = spawn("run", "--", "true")
-    (acquired,) = daemon.await_heard(Acquire)
+    (acquired,) = daemon.await_received(Acquire)
     line = ""
     while not line:  # nothing is printed in the first moments
         daemon.peer.say(Waiting(burst=acquired.burst, position=2, ahead=1, holder="train.ipynb"))
@@ -105,12 +105,12 @@ def test_giving_up_while_waiting_frees_the_place(spawn, scripted, tmp_path, numb
     daemon = scripted(grants=False)
     started = tmp_path / "started"
     process = spawn("run", *python(f"open({str(started)!r}, 'w')"))
-    daemon.await_heard(Acquire)
+    daemon.await_received(Acquire)
     process.send_signal(number)
     result = finish(process)
     assert (result.code, result.out) == (code, "")
     assert "Traceback" not in result.err
-    eventually(lambda: daemon.heard(Withdraw) or daemon.peer.ended)
+    eventually(lambda: daemon.received(Withdraw) or daemon.peer.ended)
     assert not started.exists()
 
 
@@ -138,7 +138,7 @@ def test_signals_are_passed_on_to_the_program(spawn, daemon, number):
     process.send_signal(number)
     result = finish(process)
     assert (result.code, result.out) == (9, f"got {int(number)}\n")
-    daemon.await_heard(EndBurst)
+    daemon.await_received(EndBurst)
 
 
 INTERRUPTED_ONCE = """
@@ -194,7 +194,7 @@ def test_a_program_that_is_not_there_is_127_and_nobody_is_bothered(spawn, daemon
     result = finish(spawn("run", "--", "no-such-program-anywhere"))
     assert result.code == exits.NOT_FOUND
     assert "was not found" in result.err
-    assert daemon.heard(Acquire) == []
+    assert daemon.received(Acquire) == []
 
 
 def test_a_file_that_cannot_be_executed_is_126(spawn, daemon, tmp_path):
@@ -210,7 +210,7 @@ def test_a_broken_interpreter_line_is_126_and_ends_the_burst(spawn, daemon, tmp_
     script.chmod(0o755)
     result = finish(spawn("run", "--", str(script)))
     assert result.code == exits.CANNOT_EXECUTE
-    daemon.await_heard(EndBurst)
+    daemon.await_received(EndBurst)
 
 
 def test_no_command_is_a_usage_error(kiwi, sockets):
@@ -241,7 +241,7 @@ def test_a_socket_left_by_a_dead_daemon_is_passed_over(kiwi, scripted, no_gpu):
     assert "No Kiwi daemon" in result.err
     alive = scripted("GPU-2")
     assert kiwi("run", "--require", "--", "true").code == 0
-    assert alive.await_heard(EndBurst)
+    assert alive.await_received(EndBurst)
 
 
 def test_the_program_sees_the_leased_gpu_and_knows_it_is_in_a_session(spawn, daemon):
@@ -266,13 +266,13 @@ def test_a_program_on_a_mig_instance_is_told_that_it_is_not_shared(kiwi, daemon,
     result = kiwi("run", "--require", "--", "true")
     assert result.code == exits.FAILED
     assert "MIG-1 is a MIG instance" in result.err
-    assert not daemon.heard(Acquire)
+    assert not daemon.received(Acquire)
 
 
 def test_a_run_inside_a_run_does_not_wait_for_itself(spawn, daemon):
     inner = [sys.executable, "-m", "kiwi_core.cli", "run", *python("raise SystemExit(4)")]
     assert finish(spawn("run", "--", *inner)).code == 4
-    assert len(daemon.heard(Acquire)) == 1
+    assert len(daemon.received(Acquire)) == 1
 
 
 def test_an_emulating_daemon_lends_its_driver(spawn, daemon):
@@ -304,7 +304,7 @@ UNTIL_FILE = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.
 def test_what_the_user_must_know_is_told_the_rest_on_request(spawn, daemon, tmp_path, verbose):
     options = ["--verbose"] if verbose else []
     process = spawn("run", *options, *python(UNTIL_FILE), str(tmp_path / "end"))
-    daemon.await_heard(Acquire)
+    daemon.await_received(Acquire)
     daemon.peer.say(
         UserNotice(notice=Notice.SUSPENDED, text="It was suspended."),
         UserNotice(notice=Notice.LOST, text="It is lost.", remedy="Start again."),

@@ -369,17 +369,17 @@ def test_set_tells_what_the_daemon_then_has(kiwi, daemon):
     result = kiwi("set", "tq=10", "anti-thrash=always")
     assert result.code == 0
     assert "quantum 10 s" in result.out
-    (heard,) = daemon.heard(Set)
+    (heard,) = daemon.received(Set)
     assert (heard.tq_s, heard.anti_thrash) == (10.0, AntiThrash.ALWAYS)
 
 
 def test_set_sends_policy_and_priority(kiwi, daemon):
     assert kiwi("set", "policy=interactive").code == 0
     daemon.status = status_of(30.0)
-    (heard,) = daemon.heard(Set)
+    (heard,) = daemon.received(Set)
     assert (heard.policy, heard.priority, heard.session) == ("interactive", None, "")
     result = kiwi("set", "--session", "k9", "priority=high")
-    assert (result.code, daemon.heard(Set)) == (1, [heard])
+    assert (result.code, daemon.received(Set)) == (1, [heard])
     assert "No GPU has a session 'k9'" in result.err
     for wrong in (["--session", "k9", "tq=1"], ["priority=high"], ["--session", "k9", "policy=x"]):
         assert kiwi("set", *wrong).code in (1, 2)
@@ -405,4 +405,4 @@ def test_set_refused_is_code_1_with_the_daemons_words(kiwi, daemon):
 def test_bad_settings_never_reach_a_daemon(kiwi, daemon, setting):
     result = kiwi("set", setting)
     assert result.code == 2
-    assert daemon.heard(Set) == []
+    assert daemon.received(Set) == []

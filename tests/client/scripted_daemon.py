@@ -92,7 +92,7 @@ class Peer(Connection):
     def __init__(self, daemon: ScriptedDaemon, sock: socket.socket) -> None:
         super().__init__(daemon.faults, sock)
         self.daemon = daemon
-        self.heard: list[ClientMessage] = []
+        self.received: list[ClientMessage] = []
         self._write_lock = threading.Lock()
 
     def say(self, *messages: DaemonMessage) -> None:
@@ -103,7 +103,7 @@ class Peer(Connection):
             self.sock.sendall(data)
 
     def take(self, message: ClientMessage, line: bytes) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         self.daemon.script(self, message)
 
 
@@ -199,12 +199,12 @@ class ScriptedDaemon(SocketServer[Peer]):
         """Return the latest connection."""
         return self.peers[-1]
 
-    def heard(self, kind: type[T]) -> list[T]:
+    def received(self, kind: type[T]) -> list[T]:
         """Return all messages of a kind, over all connections, in order."""
-        return [m for peer in self.peers for m in list(peer.heard) if isinstance(m, kind)]
+        return [m for peer in self.peers for m in list(peer.received) if isinstance(m, kind)]
 
-    def await_heard(self, kind: type[T], count: int = 1) -> list[T]:
-        return eventually(lambda: len(found := self.heard(kind)) >= count and found) or []
+    def await_received(self, kind: type[T], count: int = 1) -> list[T]:
+        return eventually(lambda: len(found := self.received(kind)) >= count and found) or []
 
 
 def answering(daemon: ScriptedDaemon, kind: type, *answers: object) -> None:

@@ -147,7 +147,7 @@ def test_a_daemon_that_answers_when_the_started_one_gives_way_is_found(directory
     )
 
     def answer(peer: Peer, message: ClientMessage) -> None:
-        looks = len(daemon.heard(Hello))
+        looks = len(daemon.received(Hello))
         if looks > 2:
             daemon.obey(peer, message)
             return

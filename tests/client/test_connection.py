@@ -126,7 +126,7 @@ def test_closing_ends_everything_and_it_opens_again(daemon: ScriptedDaemon, clie
     eventually(lambda: client_threads() == 0)
     eventually(lambda: daemon.peer.ended)
     client.connect()
-    assert not daemon.heard(Hello)[-1].in_burst
+    assert not daemon.received(Hello)[-1].in_burst
     assert client.acquire().burst == 2
 
 
@@ -141,7 +141,7 @@ def test_closing_frees_who_waits(daemon: ScriptedDaemon, client: Client) -> None
 
     thread = threading.Thread(target=wait)
     thread.start()
-    daemon.await_heard(Acquire)
+    daemon.await_received(Acquire)
     client.close()
     thread.join(PATIENCE_S)
     assert [failure.code for failure in failures] == ["disconnected"]
@@ -222,5 +222,5 @@ def test_an_observer_only_looks(daemon: ScriptedDaemon, make_client: MakeClient)
     client.connect()
     assert client.status().uuid == "GPU-1"
     client.set(tq_s=2.0)
-    assert daemon.heard(Hello)[0].role is Role.OBSERVER
-    assert daemon.heard(Withdraw) == []
+    assert daemon.received(Hello)[0].role is Role.OBSERVER
+    assert daemon.received(Withdraw) == []

@@ -87,7 +87,7 @@ def test_a_burst_and_questions(daemon: ScriptedDaemon, client: Client) -> None:
         client.ping(PATIENCE_S)
     act()
     assert len(daemon.peers) == 1
-    *_, acquire, end, ping, status = daemon.peer.heard
+    *_, acquire, end, ping, status = daemon.peer.received
     assert isinstance(acquire, Acquire)
     assert (end, ping, status) == (EndBurst(burst=acquire.burst), Ping(), GetStatus())
 
@@ -116,7 +116,7 @@ def test_a_wait(daemon: ScriptedDaemon, client: Client) -> None:
         except LeaseCancelled:
             break
         client.ping(PATIENCE_S)
-        asked = [m for m in daemon.peer.heard if isinstance(m, (Acquire, Withdraw))]
+        asked = [m for m in daemon.peer.received if isinstance(m, (Acquire, Withdraw))]
         assert not asked or isinstance(asked[-1], Withdraw), place
         place += 1
     assert place > 50
@@ -132,5 +132,5 @@ def test_the_clients_own_thread_finishes_interrupted_messages(
         asked.start()
         asked.join(PATIENCE_S)
         assert not asked.is_alive()
-    eventually(lambda: len(daemon.heard(Ping)) > 50)
+    eventually(lambda: len(daemon.received(Ping)) > 50)
     assert len(daemon.peers) == 1

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def test_the_hello_says_who_this_is(daemon: ScriptedDaemon, client: Client) -> None:
-    (hello,) = daemon.heard(Hello)
+    (hello,) = daemon.received(Hello)
     assert (hello.name, hello.role, hello.burst, hello.in_burst) == (
         "note.ipynb", Role.SESSION, 0, False,
     )  # fmt: skip
@@ -41,10 +41,10 @@ def test_a_free_gpu_is_granted_and_given_back(daemon: ScriptedDaemon, client: Cl
     for burst in (1, 2, 3):
         assert client.acquire() == Granted(burst=burst, quantum_s=30.0)
         client.end_burst()
-    assert daemon.await_heard(EndBurst, 3) == [
+    assert daemon.await_received(EndBurst, 3) == [
         EndBurst(burst=1), EndBurst(burst=2), EndBurst(burst=3),
     ]  # fmt: skip
-    assert daemon.heard(Acquire) == [Acquire(burst=1), Acquire(burst=2), Acquire(burst=3)]
+    assert daemon.received(Acquire) == [Acquire(burst=1), Acquire(burst=2), Acquire(burst=3)]
 
 
 def test_a_burst_that_lingers_ends_twice(daemon: ScriptedDaemon, client: Client) -> None:
@@ -54,7 +54,7 @@ def test_a_burst_that_lingers_ends_twice(daemon: ScriptedDaemon, client: Client)
     client.end_burst()
     client.end_burst()
     client.ping()
-    assert daemon.heard(EndBurst) == [EndBurst(burst=1, lingering=True), EndBurst(burst=1)]
+    assert daemon.received(EndBurst) == [EndBurst(burst=1, lingering=True), EndBurst(burst=1)]
 
 
 def test_a_late_end_of_an_older_burst_is_not_the_end_of_this_one(
@@ -65,15 +65,15 @@ def test_a_late_end_of_an_older_burst_is_not_the_end_of_this_one(
     client.acquire()
     client.end_burst(burst=1)
     client.ping()
-    assert daemon.heard(EndBurst) == [EndBurst(burst=1, lingering=True)]
+    assert daemon.received(EndBurst) == [EndBurst(burst=1, lingering=True)]
     client.end_burst(burst=2)
-    assert daemon.await_heard(EndBurst, 2)[-1] == EndBurst(burst=2)
+    assert daemon.await_received(EndBurst, 2)[-1] == EndBurst(burst=2)
 
 
 def test_ending_without_a_burst_says_nothing(daemon: ScriptedDaemon, client: Client) -> None:
     client.end_burst()
     client.ping()
-    assert daemon.heard(EndBurst) == []
+    assert daemon.received(EndBurst) == []
 
 
 def test_waiting_is_told_in_the_callers_thread(daemon: ScriptedDaemon, client: Client) -> None:
@@ -94,8 +94,8 @@ def test_waiting_is_told_in_the_callers_thread(daemon: ScriptedDaemon, client: C
 def test_cancelling_withdraws(daemon: ScriptedDaemon, client: Client) -> None:
     daemon.grants = False
     with pytest.raises(LeaseCancelled):
-        client.acquire(cancelled=lambda: bool(daemon.heard(Acquire)), poll_s=0.01)
-    assert daemon.heard(Withdraw) == [Withdraw(burst=1)]
+        client.acquire(cancelled=lambda: bool(daemon.received(Acquire)), poll_s=0.01)
+    assert daemon.received(Withdraw) == [Withdraw(burst=1)]
     daemon.grants = True
     assert client.acquire().burst == 2
 
@@ -132,7 +132,7 @@ def test_a_grant_that_crosses_the_withdrawal_is_not_taken(
         ticket.poll()
     client.end_burst()
     client.ping()
-    assert daemon.heard(EndBurst) == []
+    assert daemon.received(EndBurst) == []
 
 
 def test_an_exception_of_the_waiting_callback_gives_the_wait_up(
@@ -145,7 +145,7 @@ def test_an_exception_of_the_waiting_callback_gives_the_wait_up(
 
     with pytest.raises(ZeroDivisionError):
         client.acquire(on_waiting=on_waiting)
-    assert daemon.await_heard(Withdraw) == [Withdraw(burst=1)]
+    assert daemon.await_received(Withdraw) == [Withdraw(burst=1)]
 
 
 def test_a_timeout_gives_the_wait_up(daemon: ScriptedDaemon, client: Client) -> None:
@@ -153,7 +153,7 @@ def test_a_timeout_gives_the_wait_up(daemon: ScriptedDaemon, client: Client) -> 
     with pytest.raises(PeerError) as caught:
         client.acquire(timeout_s=0.05)
     assert caught.value.code == "timeout"
-    assert daemon.await_heard(Withdraw) == [Withdraw(burst=1)]
+    assert daemon.await_received(Withdraw) == [Withdraw(burst=1)]
 
 
 def test_a_refused_wish_fails_with_the_daemons_words(
@@ -171,7 +171,7 @@ def test_a_refused_wish_fails_with_the_daemons_words(
     with pytest.raises(PeerError, match=r"Too big\. Buy\.") as caught:
         client.acquire()
     assert caught.value.code == "no-room"
-    assert daemon.await_heard(Withdraw) == [Withdraw(burst=1)], "so that both ends agree"
+    assert daemon.await_received(Withdraw) == [Withdraw(burst=1)], "so that both ends agree"
     daemon.script = daemon.obey
     assert client.acquire().burst == 2
 
@@ -183,7 +183,7 @@ def test_only_one_wish_at_a_time(daemon: ScriptedDaemon, client: Client) -> None
         client.acquire()
     assert caught.value.code == "in-burst"
     assert ticket.poll() is None
-    assert daemon.heard(Withdraw) == [], "the failed second wish must not end the first"
+    assert daemon.received(Withdraw) == [], "the failed second wish must not end the first"
     daemon.peer.say(Granted(burst=1, quantum_s=1.0))
     assert eventually(ticket.poll)
     with pytest.raises(CallerError, match="already holds"):
@@ -207,7 +207,7 @@ def test_cancelling_a_granted_ticket_ends_the_burst(daemon: ScriptedDaemon, clie
     assert ticket.wait(PATIENCE_S)
     ticket.cancel()
     ticket.cancel()
-    assert daemon.await_heard(EndBurst) == [EndBurst(burst=1)]
+    assert daemon.await_received(EndBurst) == [EndBurst(burst=1)]
     with pytest.raises(LeaseCancelled):
         ticket.poll()
 

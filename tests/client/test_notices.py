@@ -84,7 +84,7 @@ def test_what_came_with_the_welcome_is_not_lost(
 def test_watching_shows_changes_and_skips_old_ones(daemon: ScriptedDaemon, client: Client) -> None:
     watch = client.watch()
     assert next(watch).scheduler.tq_s == 30.0
-    assert daemon.heard(GetStatus) == [GetStatus(watch=True)]
+    assert daemon.received(GetStatus) == [GetStatus(watch=True)]
     for tq_s in (1.0, 2.0, 3.0):
         daemon.peer.say(StatusReport(gpu=status_of(tq_s)))
     while next(watch).scheduler.tq_s != 3.0:

@@ -39,11 +39,11 @@ def test_an_interrupt_frees_the_place_in_the_queue(daemon: ScriptedDaemon) -> No
     daemon.grants = False
     with program(INTERRUPTED, daemon.path) as process:
         assert line(process) == "connected"
-        daemon.await_heard(Acquire)
+        daemon.await_received(Acquire)
         process.send_signal(signal.SIGINT)
         assert line(process) == "interrupted"
         assert line(process) == "alive True"
-        assert daemon.heard(Withdraw) == [Withdraw(burst=1)]
+        assert daemon.received(Withdraw) == [Withdraw(burst=1)]
         daemon.grants = True
         tell(process, "go on")
         assert line(process) == "granted 2"
@@ -56,7 +56,7 @@ def test_an_interrupt_without_a_daemon(daemon: ScriptedDaemon) -> None:
     daemon.grants = False
     with program(INTERRUPTED, daemon.path) as process:
         assert line(process) == "connected"
-        daemon.await_heard(Acquire)
+        daemon.await_received(Acquire)
         daemon.stop()
         process.send_signal(signal.SIGINT)
         assert line(process) == "interrupted"
@@ -129,7 +129,7 @@ def test_a_storm_of_interrupts_leaves_the_client_healthy(daemon: ScriptedDaemon)
         assert line(process) == "interrupts True asked True"
     assert process.returncode == 0
     assert len(daemon.peers) == 1
-    *_, acquire, end, ping = daemon.peer.heard
+    *_, acquire, end, ping = daemon.peer.received
     assert isinstance(acquire, Acquire)
     assert end == EndBurst(burst=acquire.burst)
     assert ping == Ping()
@@ -168,7 +168,7 @@ def test_a_forked_child_says_nothing(daemon: ScriptedDaemon) -> None:
         assert line(process) == "parent ended"
     assert process.returncode == 0
     assert len(daemon.peers) == 1
-    assert daemon.heard(EndBurst) == [EndBurst(burst=1)]
+    assert daemon.received(EndBurst) == [EndBurst(burst=1)]
 
 
 def test_a_forked_child_may_open_its_own(daemon: ScriptedDaemon) -> None:
@@ -262,7 +262,7 @@ def test_a_frozen_process_misses_nothing(daemon: ScriptedDaemon) -> None:
 
     daemon.script = script
     with program(FROZEN, daemon.path) as process:
-        daemon.await_heard(Acquire)
+        daemon.await_received(Acquire)
         eventually(lambda: held)
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: is_stopped(process.pid))
@@ -274,7 +274,7 @@ def test_a_frozen_process_misses_nothing(daemon: ScriptedDaemon) -> None:
         assert {line(process), line(process)} == {"pong None", "granted 1"}
     assert process.returncode == 0
     assert len(daemon.peers) == 1
-    assert daemon.heard(Withdraw) == []
+    assert daemon.received(Withdraw) == []
 
 
 def test_a_child_program_does_not_inherit_the_connection(daemon: ScriptedDaemon) -> None:
@@ -299,7 +299,7 @@ def test_a_killed_client_is_gone_at_once(daemon: ScriptedDaemon) -> None:
     source = "client = Client(path); client.connect(); say('in'); client.acquire(); time.sleep(600)"
     with program(source, daemon.path) as process:
         assert line(process) == "in"
-        daemon.await_heard(Acquire)
+        daemon.await_received(Acquire)
         process.kill()
         eventually(lambda: daemon.peer.ended)
 

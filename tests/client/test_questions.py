@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 def test_questions_are_answered(daemon: ScriptedDaemon, client: Client) -> None:
     assert client.status().uuid == "GPU-1"
     client.set(tq_s=5.0, anti_thrash=AntiThrash.ALWAYS)
-    assert daemon.heard(Set) == [Set(tq_s=5.0, anti_thrash=AntiThrash.ALWAYS)]
+    assert daemon.received(Set) == [Set(tq_s=5.0, anti_thrash=AntiThrash.ALWAYS)]
     assert client.status().scheduler.tq_s == 5.0
     assert [line.text for line in client.story("s1")] == ["it began"]
     client.release()
     client.release("s7")
-    assert daemon.heard(Release) == [Release(), Release(session="s7")]
+    assert daemon.received(Release) == [Release(), Release(session="s7")]
     client.ping()
 
 
 def test_a_hint_is_answered_with_words(daemon: ScriptedDaemon, client: Client) -> None:
     assert client.bring_back() == (True, "")
     assert client.bring_back("s7") == (False, "it runs")
-    assert daemon.heard(BringBack) == [BringBack(), BringBack(session="s7")]
+    assert daemon.received(BringBack) == [BringBack(), BringBack(session="s7")]
 
 
 def test_a_history_in_parts_is_put_together(daemon: ScriptedDaemon, client: Client) -> None:
@@ -61,7 +61,7 @@ def test_a_history_in_parts_is_put_together(daemon: ScriptedDaemon, client: Clie
     assert (history.last, history.more) == (2, False)
     assert [(entry.serial, entry.ended_ago_s) for entry in history.entries] == [(2, 1.0)]
     assert history.sessions["s1"].name == "a.ipynb"
-    assert daemon.heard(GetHistory) == [GetHistory(since=0), GetHistory(since=1)]
+    assert daemon.received(GetHistory) == [GetHistory(since=0), GetHistory(since=1)]
     assert client.history(since=2).entries == []
 
 
@@ -70,7 +70,7 @@ def test_a_bad_setting_is_not_even_sent(daemon: ScriptedDaemon, client: Client) 
         client.set(tq_s=0.0)
     assert caught.value.code == "bad-setting"
     client.ping()
-    assert daemon.heard(Set) == []
+    assert daemon.received(Set) == []
 
 
 def test_an_error_answers_the_question(daemon: ScriptedDaemon, client: Client) -> None:
@@ -87,7 +87,7 @@ def test_a_slow_answer_is_overtaken_by_a_quick_one(daemon: ScriptedDaemon, clien
     answering(daemon, Release)
     releasing = threading.Thread(target=client.release, args=("", PATIENCE_S))
     releasing.start()
-    daemon.await_heard(Release)
+    daemon.await_received(Release)
     client.ping()
     assert releasing.is_alive()
     daemon.peer.say(Ok())
@@ -129,8 +129,8 @@ def test_a_daemon_that_answers_nothing_is_left_in_the_end(
 def test_goodbye_ends_the_burst_and_closes(daemon: ScriptedDaemon, client: Client) -> None:
     client.acquire()
     client.goodbye(PATIENCE_S)
-    assert daemon.heard(EndBurst) == [EndBurst(burst=1)]
-    assert daemon.heard(Goodbye)
+    assert daemon.received(EndBurst) == [EndBurst(burst=1)]
+    assert daemon.received(Goodbye)
     assert not client.connected
     eventually(lambda: client_threads() == 0)
     assert len(daemon.peers) == 1, "who left does not come back by itself"

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 def test_a_wait_outlives_the_daemon(daemon: ScriptedDaemon, client: Client) -> None:
     daemon.grants = False
     ticket = client.begin()
-    daemon.await_heard(Acquire)
+    daemon.await_received(Acquire)
     daemon.stop()
     eventually(lambda: not client.connected)
     daemon.grants = True
     daemon.start()
     assert ticket.wait(PATIENCE_S) == Granted(burst=1, quantum_s=30.0)
-    assert daemon.heard(Acquire) == [Acquire(burst=1), Acquire(burst=1)]
-    assert [(h.burst, h.in_burst) for h in daemon.heard(Hello)] == [(0, False), (1, False)]
+    assert daemon.received(Acquire) == [Acquire(burst=1), Acquire(burst=1)]
+    assert [(h.burst, h.in_burst) for h in daemon.received(Hello)] == [(0, False), (1, False)]
 
 
 def test_a_blocking_wait_outlives_the_daemon(daemon: ScriptedDaemon, client: Client) -> None:
@@ -92,11 +92,11 @@ def test_a_burst_outlives_the_daemon(daemon: ScriptedDaemon, client: Client) -> 
     client.acquire()
     daemon.stop()
     daemon.start()
-    eventually(lambda: client.connected and len(daemon.heard(Hello)) == 2)
-    assert (daemon.heard(Hello)[1].burst, daemon.heard(Hello)[1].in_burst) == (1, True)
+    eventually(lambda: client.connected and len(daemon.received(Hello)) == 2)
+    assert (daemon.received(Hello)[1].burst, daemon.received(Hello)[1].in_burst) == (1, True)
     daemon.peer.say(Granted(burst=1, quantum_s=4.0))
     client.end_burst()
-    assert daemon.await_heard(EndBurst) == [EndBurst(burst=1)]
+    assert daemon.await_received(EndBurst) == [EndBurst(burst=1)]
 
 
 def test_a_burst_that_ended_meanwhile_is_not_claimed(
@@ -108,7 +108,7 @@ def test_a_burst_that_ended_meanwhile_is_not_claimed(
     client.end_burst()
     daemon.start()
     eventually(lambda: client.connected)
-    hello = daemon.heard(Hello)[1]
+    hello = daemon.received(Hello)[1]
     assert (hello.burst, hello.in_burst) == (1, False)
     assert client.acquire().burst == 2
 
@@ -116,13 +116,13 @@ def test_a_burst_that_ended_meanwhile_is_not_claimed(
 def test_a_burst_that_lingers_is_told_again(daemon: ScriptedDaemon, client: Client) -> None:
     client.acquire()
     client.end_burst(lingering=True)
-    daemon.await_heard(EndBurst)
+    daemon.await_received(EndBurst)
     daemon.stop()
     daemon.start()
-    assert daemon.await_heard(EndBurst, 2)[1] == EndBurst(burst=1, lingering=True)
-    assert daemon.heard(Hello)[1].in_burst
+    assert daemon.await_received(EndBurst, 2)[1] == EndBurst(burst=1, lingering=True)
+    assert daemon.received(Hello)[1].in_burst
     client.end_burst()
-    assert daemon.await_heard(EndBurst, 3)[2] == EndBurst(burst=1)
+    assert daemon.await_received(EndBurst, 3)[2] == EndBurst(burst=1)
 
 
 @pytest.mark.parametrize("then", ["end", "linger", "begin"])
@@ -145,11 +145,11 @@ def test_what_happens_during_the_hello_is_told_after_it(
 
     daemon.script = script
     daemon.peer.drop()
-    ended = daemon.await_heard(EndBurst)
+    ended = daemon.await_received(EndBurst)
     assert ended[0] == EndBurst(burst=1, lingering=then == "linger")
-    assert daemon.heard(Hello)[1].in_burst
+    assert daemon.received(Hello)[1].in_burst
     if then == "begin":
-        assert daemon.await_heard(Acquire, 2)[1] == Acquire(burst=2)
+        assert daemon.await_received(Acquire, 2)[1] == Acquire(burst=2)
 
 
 def test_a_withdrawal_without_a_daemon_is_remembered(
@@ -163,7 +163,7 @@ def test_a_withdrawal_without_a_daemon_is_remembered(
     daemon.start()
     eventually(lambda: client.connected)
     client.ping()
-    assert len(daemon.peer.heard) == 2, "hello and ping, but no acquire"
+    assert len(daemon.peer.received) == 2, "hello and ping, but no acquire"
 
 
 def test_without_a_daemon_nobody_waits_for_long(
@@ -288,7 +288,7 @@ def test_a_silent_daemon_is_asked_and_then_left(
     def asked_and_left() -> bool:
         assert ticket.poll() is None
         # The client asked again on a new connection, so it has the welcome.
-        return bool(daemon.heard(Ping)) and len(daemon.heard(Acquire)) == 2
+        return bool(daemon.received(Ping)) and len(daemon.received(Acquire)) == 2
 
     eventually(asked_and_left)
     daemon.script = daemon.obey
@@ -303,7 +303,7 @@ def test_a_quiet_daemon_that_answers_is_not_left(
     client = make_client(daemon_grace_s=0.4)
     client.connect()
     ticket = client.begin()
-    while len(daemon.heard(Ping)) < 3:
+    while len(daemon.received(Ping)) < 3:
         assert ticket.wait(0.01) is None
     assert len(daemon.peers) == 1
 
@@ -344,5 +344,5 @@ def test_the_next_client_of_a_process_counts_on(
     client.close()
     second = make_client()
     second.connect()
-    assert (daemon.heard(Hello)[1].burst, daemon.heard(Hello)[1].in_burst) == (1, False)
+    assert (daemon.received(Hello)[1].burst, daemon.received(Hello)[1].in_burst) == (1, False)
     assert second.acquire().burst == 2

@@ -45,10 +45,10 @@ def test_memory_is_back_before_it_is_used_with_the_right_bytes(
             ("out", False, True), ("in", True, True),
         ]  # fmt: skip
     assert one.worker.get("digest(p, size) == contents"), "in the GPU, without a lease"
-    words = len(one.words())
+    words = len(one.waits())
     assert one.intact()
-    assert len(one.words()) == words, "its cell did not wait"
-    assert not one.told(), "nothing happened that its user must know"
+    assert len(one.waits()) == words, "its cell did not wait"
+    assert not one.notices(), "nothing happened that its user must know"
 
 
 def test_room_is_made_only_of_what_has_been_idle_a_while(start: Start, program: Program) -> None:

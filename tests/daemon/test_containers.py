@@ -221,7 +221,7 @@ def test_one_without_a_gate_in_its_own_pid_namespace_is_not_taken_for_suspended(
     wait_until(inside.granted, "it has the GPU")
     wait_until(lambda: not seen().guarded, "it is unguarded")
     other.start_burst()
-    wait_until(lambda: Notice.BLOCKED_UNGUARDED.value in {word[2] for word in other.words()},
+    wait_until(lambda: Notice.BLOCKED_UNGUARDED.value in {word[2] for word in other.waits()},
                "who waits is told why")  # fmt: skip
     assert seen().state is SessionState.RUNNING
     inside.stop_burst()

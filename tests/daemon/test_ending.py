@@ -57,7 +57,7 @@ def test_an_immovable_program_is_ended_and_the_other_one_runs(
         assert "--mem=" in shown.problem_text
         expected = lambda s: s.queue and s.queue[0].expected_wait_s  # noqa: E731
         daemon.wait_for(expected, "the wait has a figure")
-        told = dict(wait_until(one.told, "its user is told"))
+        told = dict(wait_until(one.notices, "its user is told"))
         assert "Kiwi ends the program in 4 s (at " in told["ending"]
         assert "--mem=" in told["ending"]
         wait_until(lambda: one.worker.returncode is not None, "it is ended")
@@ -179,7 +179,7 @@ class Stage:
         self.process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.process.stdout.readline()
-        self.told: list[Any] = []
+        self.notices: list[Any] = []
         self.fed: list[ev.Event] = []
         ref = processes.ref_of(self.process.pid)
         assert ref is not None
@@ -190,7 +190,7 @@ class Stage:
         self.ending = Ending(SimpleNamespace(feed=self.fed.append), registry)  # type: ignore[arg-type]
 
     def session(self, id_: str, ref: processes.ProcessRef, kernel_id: str) -> SessionRecord:
-        connection: Any = SimpleNamespace(send=self.told.append)
+        connection: Any = SimpleNamespace(send=self.notices.append)
         return SessionRecord(
             id=SessionId(id_), ref=ref, uid=os.geteuid(), kernel_id=kernel_id, connection=connection
         )
@@ -206,7 +206,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(ending, "TOLD_S", 0.0)
+    monkeypatch.setattr(ending, "NOTICE_S", 0.0)
     monkeypatch.setattr(ending, "GRACE_S", 0.1)
     made = Stage()
     yield made
@@ -225,9 +225,9 @@ def run(stage: Stage) -> None:
 def test_a_program_that_ignores_sigterm_is_killed(stage: Stage) -> None:
     run(stage)
     assert stage.process.wait() == -signal.SIGKILL
-    [told] = stage.told
-    assert told.notice is Notice.ENDED
-    assert "ask for 9216 MiB" in told.text
+    [notice] = stage.notices
+    assert notice.notice is Notice.ENDED
+    assert "ask for 9216 MiB" in notice.text
     assert not stage.fed
 
 
@@ -239,7 +239,7 @@ def test_another_users_process_is_left_alone(stage: Stage, monkeypatch: pytest.M
         "the daemon may not signal another user's processes"
     ))]  # fmt: skip
     assert stage.process.poll() is None
-    assert not stage.told
+    assert not stage.notices
 
 
 def test_a_signal_that_is_refused_is_reported(
@@ -259,26 +259,26 @@ def test_a_signal_that_is_refused_is_reported(
 def test_a_daemon_that_leaves_ends_nobody(stage: Stage) -> None:
     stage.ending.closed = True
     stage.order()
-    assert not stage.told
+    assert not stage.notices
 
 
 def test_the_kernel_that_follows_is_told_once_why_the_last_one_ended(stage: Stage) -> None:
     run(stage)
-    stage.told.clear()
+    stage.notices.clear()
     ref = processes.ref_of(os.getpid())
     assert ref is not None
     stranger = stage.session("k2", ref, "another kernel")
-    stage.ending.tell_successor(stranger, stranger.connection)  # type: ignore[arg-type]
-    stage.ending.tell_successor(stage.member, stage.member.connection)  # type: ignore[arg-type]
-    assert not stage.told, "the kernel itself, which is still there, and other kernels"
+    stage.ending.notify_successor(stranger, stranger.connection)  # type: ignore[arg-type]
+    stage.ending.notify_successor(stage.member, stage.member.connection)  # type: ignore[arg-type]
+    assert not stage.notices, "the kernel itself, which is still there, and other kernels"
     other_user = stage.session("k3", ref, "kernel")
     other_user.uid += 1
-    stage.ending.tell_successor(other_user, other_user.connection)  # type: ignore[arg-type]
-    assert not stage.told
+    stage.ending.notify_successor(other_user, other_user.connection)  # type: ignore[arg-type]
+    assert not stage.notices
     successor = stage.session("k4", ref, "kernel")
-    stage.ending.tell_successor(successor, successor.connection)  # type: ignore[arg-type]
-    stage.ending.tell_successor(successor, successor.connection)  # type: ignore[arg-type]
-    [told] = stage.told
-    assert told.notice is Notice.ENDED
-    assert "Kiwi ended the kernel that was here before" in told.text
-    assert "ask for 9216 MiB" in told.text
+    stage.ending.notify_successor(successor, successor.connection)  # type: ignore[arg-type]
+    stage.ending.notify_successor(successor, successor.connection)  # type: ignore[arg-type]
+    [notice] = stage.notices
+    assert notice.notice is Notice.ENDED
+    assert "Kiwi ended the kernel that was here before" in notice.text
+    assert "ask for 9216 MiB" in notice.text

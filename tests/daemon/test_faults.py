@@ -46,9 +46,9 @@ def test_a_process_that_cannot_be_moved_keeps_others_waiting_with_words(
     # One look has both: a program in a burst is held between two attempts, and has no problem then.
     text = wait_until(lambda: _problem_text(daemon, stubborn, "page-out-refused"), "the problem")
     assert "could not be moved out" in text
-    wait_until(lambda: any(kind == "page-out-refused" for kind, _ in stubborn.told()), "told")
+    wait_until(lambda: any(kind == "page-out-refused" for kind, _ in stubborn.notices()), "told")
     wait_until(
-        lambda: any(word[2] == "blocked-refused" and word[3] for word in other.words()),
+        lambda: any(word[2] == "blocked-refused" and word[3] for word in other.waits()),
         "plain words while it waits",
     )
     faults.clear()

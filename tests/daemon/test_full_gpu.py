@@ -51,10 +51,10 @@ def test_freeing_a_little_of_a_full_gpu_lets_the_others_in(start: Start, program
             lambda s: any(x.pid == other.pid and NEEDS in x.problem_text for x in s.sessions),
             "it is told what it waits for",
         )
-        wait_until(lambda: any(NEEDS in text for _, text in one.told()), "its user is told")
+        wait_until(lambda: any(NEEDS in text for _, text in one.notices()), "its user is told")
         one.worker.do("begin(); free(q); client.end_burst()")
         other.worker.answer()
-        told = [text for _, text in one.told() if NEEDS in text]
+        told = [text for _, text in one.notices() if NEEDS in text]
         assert len(told) == 1, "once, however often it was tried"
         assert other.intact()
         assert one.intact()

@@ -162,7 +162,10 @@ def test_one_without_a_gate_that_is_stopped_in_its_turn_is_left_where_it_is(
         daemon.wait_for(lambda _: WORDS[way] in stopped(daemon, target), "the words")
         assert daemon.session(target.pid).state.value == "suspended"
         big.start_burst()
-        wait_until(lambda: any(WORDS[way] in word[3] for word in big.words()), "who waits is told")
+        wait_until(
+            lambda: any(WORDS[way] in word[3] for word in big.waits()),
+            "who waits is told",
+        )
         assert not big.granted()
     works(target)
     target.stop_burst()

@@ -37,7 +37,7 @@ def gate(sent: Sent) -> Link:
     numbers = iter(range(1, 100))
     made = Link(me, os.getuid(), owns=False, next_op=lambda: next(numbers))
     made.attach(cast("Connection", sent))
-    made.says(RESIDENT)
+    made.handle_report(RESIDENT)
     return made
 
 
@@ -68,10 +68,10 @@ def test_a_hold_that_is_answered_late_is_no_hold() -> None:
         await too_late(link, PagerAction.HOLD)
         hold, free = sent
         assert (hold.action, free.action) == (PagerAction.HOLD, PagerAction.FREE)
-        link.says(HELD)
+        link.handle_report(HELD)
         link.done(done(hold))
-        assert link.told.residency is Residency.RESIDENT, "it opens its gate next"
-        link.says(RESIDENT)
+        assert link.report.residency is Residency.RESIDENT, "it opens its gate next"
+        link.handle_report(RESIDENT)
         link.done(done(free))
         await held_again(link, sent)
 
@@ -82,11 +82,11 @@ def test_a_gate_that_opens_late_is_open_from_the_order_on() -> None:
     async def story() -> None:
         sent = Sent()
         link = gate(sent)
-        link.says(HELD)
+        link.handle_report(HELD)
         await too_late(link, PagerAction.FREE)
-        assert link.told.residency is Residency.RESIDENT
-        link.says(HELD)
-        assert link.told.residency is Residency.RESIDENT
+        assert link.report.residency is Residency.RESIDENT
+        link.handle_report(HELD)
+        assert link.report.residency is Residency.RESIDENT
         link.done(done(sent[0]))
         await held_again(link, sent)
 
@@ -99,12 +99,12 @@ def test_a_new_connection_has_no_order_left_from_the_old_one() -> None:
     async def story() -> None:
         sent = Sent()
         link = gate(sent)
-        link.says(HELD)
+        link.handle_report(HELD)
         await too_late(link, PagerAction.FREE)
         link.lost()
         link.attach(cast("Connection", Sent()))
-        link.says(HELD)
-        assert link.told.residency is Residency.SUSPENDED
+        link.handle_report(HELD)
+        assert link.report.residency is Residency.SUSPENDED
 
     asyncio.run(story())
 
@@ -112,7 +112,7 @@ def test_a_new_connection_has_no_order_left_from_the_old_one() -> None:
 async def held_again(link: Link, sent: Sent) -> None:
     call = PagerCall(PagerAction.HOLD, time.monotonic_ns() + 10**10)
     link.begin(call)
-    link.says(HELD)
+    link.handle_report(HELD)
     link.done(done(sent[-1]))
     assert isinstance(await call.outcome, Moved)
-    assert link.told.residency is Residency.SUSPENDED
+    assert link.report.residency is Residency.SUSPENDED

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # --- the rule, with made-up libraries ------------------------------------------------------------
 
 
-class Heard:
+class RecordingConnection:
     """A connection that records what is sent over it."""
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ class Machine:
 
     def library(self, name: str, resident_gib: int, *, out_gib: int = 0, held_gib: int = 0) -> Link:
         link = Link(ProcessRef(len(self.links) + 1, 1), 0, session=SessionId(name))
-        link.connection, link.greeted = Heard(), True  # type: ignore[assignment]
-        link.told = LibraryReport(
+        link.connection, link.greeted = RecordingConnection(), True  # type: ignore[assignment]
+        link.report = LibraryReport(
             Residency.PAGED_OUT if out_gib else Residency.RESIDENT,
             resident_gib * GIB, out_gib * GIB,
             arena_bytes=held_gib * GIB,
@@ -85,12 +85,12 @@ class Machine:
         self.links.append(link)
         return link
 
-    async def until_told(self, link: Link, said: Callable[[PagerLimits], bool]) -> None:
-        async def told() -> None:
-            while not any(map(said, heard(link).limits[-1:])):
+    async def await_limits(self, link: Link, condition: Callable[[PagerLimits], bool]) -> None:
+        async def arrived() -> None:
+            while not any(map(condition, recorded(link).limits[-1:])):
                 await asyncio.sleep(0.005)
 
-        await asyncio.wait_for(told(), 20.0)
+        await asyncio.wait_for(arrived(), 20.0)
 
     async def make_ram_room(self, *args: Any) -> float:
         """Make room, and return how long it took."""
@@ -101,8 +101,8 @@ class Machine:
         return took_s
 
 
-def heard(link: Link) -> Heard:
-    assert isinstance(link.connection, Heard)
+def recorded(link: Link) -> RecordingConnection:
+    assert isinstance(link.connection, RecordingConnection)
     return link.connection
 
 
@@ -110,11 +110,11 @@ def gives_back(link: Link) -> None:
     """Let the library return its memory soon, and report it."""
 
     def heed(limits: PagerLimits) -> None:
-        left = min(link.told.arena_bytes, limits.arena_bytes)
-        told = dataclasses.replace(link.told, arena_bytes=left)
-        asyncio.get_running_loop().call_later(0.05, setattr, link, "told", told)
+        left = min(link.report.arena_bytes, limits.arena_bytes)
+        report = dataclasses.replace(link.report, arena_bytes=left)
+        asyncio.get_running_loop().call_later(0.05, setattr, link, "report", report)
 
-    heard(link).heeds = heed
+    recorded(link).heeds = heed
 
 
 def soon_ns() -> int:
@@ -126,12 +126,12 @@ def test_each_is_told_its_share_once() -> None:
         machine = Machine(64)
         link = machine.library("a", 10)
         machine.ram.changed()
-        await machine.until_told(link, lambda said: said.arena_bytes == 10 * GIB)
-        told = len(heard(link).limits)
+        await machine.await_limits(link, lambda limits: limits.arena_bytes == 10 * GIB)
+        count = len(recorded(link).limits)
         for _ in range(3):
             machine.ram.changed()
             await asyncio.sleep(2 * REVIEW_S)
-        assert len(heard(link).limits) == told
+        assert len(recorded(link).limits) == count
 
     virtual_time.run(story())
 
@@ -144,8 +144,8 @@ def test_nobody_is_told_before_it_has_said_how_things_are() -> None:
         new, old = machine.library("new", 10), machine.library("old", 10)
         new.greeted = False
         machine.ram.changed()
-        await machine.until_told(old, lambda said: said.arena_bytes > 0)
-        assert heard(new).limits == []
+        await machine.await_limits(old, lambda limits: limits.arena_bytes > 0)
+        assert recorded(new).limits == []
 
     virtual_time.run(story())
 
@@ -156,8 +156,8 @@ def test_a_library_that_left_kiwi_holds_nothing() -> None:
         link = machine.library("a", 10, held_gib=10)
         link.session = None
         machine.ram.changed()
-        await machine.until_told(link, lambda said: True)
-        assert heard(link).limits == [PagerLimits(arena_bytes=0)]
+        await machine.await_limits(link, lambda limits: True)
+        assert recorded(link).limits == [PagerLimits(arena_bytes=0)]
 
     virtual_time.run(story())
 
@@ -174,8 +174,8 @@ def test_a_page_out_that_needs_ram_gets_what_others_hold_for_speed() -> None:
         for link in (rich, poor, out):
             gives_back(link)
         await machine.make_ram_room(SessionId("b"), 20 * GIB, soon_ns())
-        assert rich.told.arena_bytes == 0, "who holds most gives back"
-        assert (poor.told.arena_bytes, out.told.arena_bytes) == (5 * GIB, 4 * GIB)
+        assert rich.report.arena_bytes == 0, "who holds most gives back"
+        assert (poor.report.arena_bytes, out.report.arena_bytes) == (5 * GIB, 4 * GIB)
 
     virtual_time.run(story())
 
@@ -190,7 +190,7 @@ def test_a_page_out_that_needs_no_ram_does_not_wait() -> None:
         assert claim.more_bytes == 5 * GIB, "it uses what it holds"
         rich = machine.library("c", 5, held_gib=20)
         assert await machine.ram.before_page_out([rich], soon_ns()) is None
-        assert not [said for said in heard(frozen).limits if said.arena_bytes == 0]
+        assert not [limits for limits in recorded(frozen).limits if limits.arena_bytes == 0]
 
     virtual_time.run(story())
 
@@ -206,7 +206,7 @@ def test_a_library_that_gives_nothing_back_delays_a_page_out_only_briefly(
         machine.library("b", 30)
         took_s = await machine.make_ram_room(SessionId("b"), 20 * GIB, soon_ns())
         assert 0.3 <= took_s <= 0.3 + LOOK_AGAIN_S
-        assert heard(frozen).limits[-1].arena_bytes == 0, "it was asked"
+        assert recorded(frozen).limits[-1].arena_bytes == 0, "it was asked"
         machine.links.remove(frozen)
         machine.budget_bytes = 0
         monkeypatch.setattr("kiwi_core.daemon.links.library_ram.GIVE_BACK_WITHIN_S", 3600.0)
@@ -225,9 +225,9 @@ def test_two_at_once_do_not_count_on_the_same_ram() -> None:
         gives_back(rich)
         machine.library("b", 15), machine.library("c", 15)
         first = await machine.ram.make_ram_room(SessionId("b"), 15 * GIB, soon_ns())
-        assert rich.told.arena_bytes == 20 * GIB, "there was enough"
+        assert rich.report.arena_bytes == 20 * GIB, "there was enough"
         await machine.make_ram_room(SessionId("c"), 15 * GIB, soon_ns())
-        assert rich.told.arena_bytes == 0
+        assert rich.report.arena_bytes == 0
         machine.ram.done(first)
 
     virtual_time.run(story())
@@ -238,11 +238,11 @@ def test_a_claim_that_was_given_up_delays_nobody() -> None:
         machine = Machine(4)
         link = machine.library("idle", 2, held_gib=2)
         waiting = asyncio.ensure_future(machine.make_ram_room(SessionId("b"), 4 * GIB, soon_ns()))
-        await machine.until_told(link, lambda said: said.arena_bytes == 0)
+        await machine.await_limits(link, lambda limits: limits.arena_bytes == 0)
         waiting.cancel()
         await asyncio.wait([waiting])
         machine.ram.changed()
-        await machine.until_told(link, lambda said: said.arena_bytes == 2 * GIB)
+        await machine.await_limits(link, lambda limits: limits.arena_bytes == 2 * GIB)
 
     virtual_time.run(story())
 

@@ -29,8 +29,8 @@ class Stage:
     """A session in a job with 8 GiB of RAM, of which 2 are used."""
 
     def __init__(self, root: Path) -> None:
-        self.told: list[UserNotice] = []
-        connection: Any = SimpleNamespace(send=self.told.append)
+        self.notices: list[UserNotice] = []
+        connection: Any = SimpleNamespace(send=self.notices.append)
         self.member = SessionRecord(id=SessionId("k1"), ref=REF, uid=0, connection=connection)
         self.links: list[Any] = []
         self.root = root
@@ -65,13 +65,13 @@ def test_a_session_with_too_little_ram_gets_one_notice_with_the_number_to_ask_fo
 ) -> None:
     stage.sees(0)
     stage.sees(5)
-    assert not stage.told
+    assert not stage.notices
     stage.sees(7)
     stage.sees(20)
-    [told] = stage.told
-    assert told.notice is Notice.LITTLE_RAM
-    assert "its memory limit is 8 GiB" in told.text
-    assert "--mem=9216M" in told.text
+    [notice] = stage.notices
+    assert notice.notice is Notice.LITTLE_RAM
+    assert "its memory limit is 8 GiB" in notice.text
+    assert "--mem=9216M" in notice.text
 
 
 def test_the_notice_says_whether_the_session_may_be_ended(stage: Stage) -> None:
@@ -79,25 +79,25 @@ def test_the_notice_says_whether_the_session_may_be_ended(stage: Stage) -> None:
         {stage.member.id: stage.member}.get, lambda _id: [], stage.root, 900.0
     )
     stage.sees(7)
-    [told] = stage.told
+    [notice] = stage.notices
     ended = "If others wait for that memory for 15 min when its turn is over, it is ended."
-    assert ended in told.text
+    assert ended in notice.text
 
 
 def test_the_limits_are_read_again_only_once_the_memory_has_grown(stage: Stage) -> None:
     stage.sees(5)
     stage.uses(8)
     stage.sees(5.5)
-    assert not stage.told
+    assert not stage.notices
     stage.sees(5.7)
-    assert stage.told
+    assert stage.notices
 
 
 def test_what_a_library_holds_in_reserve_takes_its_part(stage: Stage) -> None:
-    told = LibraryReport(resident_bytes=7 * GIB, arena_bytes=GIB)
-    stage.links.append(SimpleNamespace(told=told))
+    report = LibraryReport(resident_bytes=7 * GIB, arena_bytes=GIB)
+    stage.links.append(SimpleNamespace(report=report))
     stage.sees(7)
-    assert not stage.told
+    assert not stage.notices
 
 
 def test_a_session_without_a_connection_gets_the_notice_when_it_is_back(stage: Stage) -> None:
@@ -105,7 +105,7 @@ def test_a_session_without_a_connection_gets_the_notice_when_it_is_back(stage: S
     stage.sees(7)
     stage.member.connection = connection
     stage.sees(7)
-    assert stage.told
+    assert stage.notices
 
 
 def test_limits_that_cannot_be_read_stop_nothing(
@@ -116,4 +116,4 @@ def test_limits_that_cannot_be_read_stop_nothing(
 
     monkeypatch.setattr(host, "shortage", fails)
     stage.sees(7)
-    assert not stage.told
+    assert not stage.notices

@@ -112,12 +112,12 @@ def test_what_a_program_holds_stays_known() -> None:
         links = Links(SessionRegistry(lambda _member: None), GIB, lambda _link: None)
         link = links.take(ref, os.getuid(), "test")
         state = PagerState(state="resident", arena_bytes=64 * KIB)
-        links.told(link, state)
+        links.handle_state(link, state)
         known_bytes = link.host_bytes
         assert known_bytes >= 64 * KIB
         with no_descriptor_left():
-            links.told(link, state)
-        assert (link.host_bytes, link.told.arena_bytes) == (known_bytes, 64 * KIB)
+            links.handle_state(link, state)
+        assert (link.host_bytes, link.report.arena_bytes) == (known_bytes, 64 * KIB)
         asyncio.get_running_loop().remove_reader(link.pidfd)
         os.close(link.pidfd)
 

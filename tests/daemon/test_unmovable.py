@@ -52,7 +52,7 @@ def test_a_program_with_nccl_is_left_where_it_is_and_everybody_sees_why(
     sessions = {x["pid"]: x for x in as_json["gpus"][0]["sessions"]}
     assert "uses NCCL" in sessions[one.pid]["problem_text"]
     assert "uses NCCL" in sessions[other.pid]["problem_text"]
-    wait_until(lambda: any("uses NCCL" in told for _, told in one.told()), "its user is told")
+    wait_until(lambda: any("uses NCCL" in told for _, told in one.notices()), "its user is told")
     assert one.intact(), "the driver never had it"
     one.close()
     other.worker.answer()
@@ -75,7 +75,9 @@ def test_a_program_whose_code_broke_is_tried_once_and_told_to_restart(
     )
     for words in ("GPU code", "failed", "ILLEGAL_ADDRESS", "Restart it"):
         assert words in shown.problem_text
-    wait_until(lambda: any("Restart it" in told for _, told in broken.told()), "its user is told")
+    wait_until(
+        lambda: any("Restart it" in told for _, told in broken.notices()), "its user is told"
+    )
     assert beside.intact(), "who is in goes on"
     broken.close()
     other.worker.answer()

@@ -110,4 +110,4 @@ def test_every_message_is_the_same(both: tuple[Kernel, Kernel], daemon: Scripted
         differences = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
         assert ours == theirs, f"{code}\n{differences}"
     assert len(daemon.peers) == 1
-    assert len(daemon.peers[0].heard) > 2 * 20  # only the kernel with Kiwi asked
+    assert len(daemon.peers[0].received) > 2 * 20  # only the kernel with Kiwi asked

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def gpu_kernel(kernel: Kernel, daemon: ScriptedDaemon) -> Kernel:
     """Return a kernel that has already used the GPU library."""
     kernel.check("import tripgpu, sys, time, os")
-    daemon.await_heard(EndBurst)
+    daemon.await_received(EndBurst)
     return kernel
 
 
 def held(daemon: ScriptedDaemon) -> tuple[int, int]:
     """Return how many bursts were requested, and how many ended."""
-    return len(daemon.heard(Acquire)), len(daemon.heard(EndBurst))
+    return len(daemon.received(Acquire)), len(daemon.received(EndBurst))
 
 
 def grant(daemon: ScriptedDaemon) -> None:
     """Grant the latest request."""
-    daemon.peer.say(Granted(burst=daemon.heard(Acquire)[-1].burst, quantum_s=30.0))
+    daemon.peer.say(Granted(burst=daemon.received(Acquire)[-1].burst, quantum_s=30.0))
 
 
 def test_the_lease_is_taken_for_the_gpu_cell_only(kernel: Kernel, daemon: ScriptedDaemon) -> None:
@@ -37,9 +37,9 @@ def test_the_lease_is_taken_for_the_gpu_cell_only(kernel: Kernel, daemon: Script
     kernel.check("import tripgpu")
     assert kernel.check("print(tripgpu.use())").text == "use\n"
     kernel.check("x + 1")
-    daemon.await_heard(EndBurst, 2)
-    assert len(daemon.heard(Acquire)) == 2
-    (hello,) = daemon.heard(Hello)
+    daemon.await_received(EndBurst, 2)
+    assert len(daemon.received(Acquire)) == 2
+    (hello,) = daemon.received(Hello)
     assert hello.name == f"kernel {kernel.pid}"
     assert hello.kernel_id == "t"
 
@@ -48,7 +48,7 @@ def test_cpu_statements_ahead_run_first(gpu_kernel: Kernel, daemon: ScriptedDaem
     daemon.grants = False
     cell = gpu_kernel.send("print('before')\nx = 2\ntripgpu.use()\nprint('after')")
     gpu_kernel.until(lambda: cell.text == "before\n", "the CPU statement")
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
     assert cell.text == "before\n"
     grant(daemon)
@@ -61,7 +61,7 @@ def test_the_waiting_line_tells_and_leaves_nothing(
 ) -> None:
     daemon.grants = False
     cell = gpu_kernel.send("print('kept')\ntripgpu.use()")
-    burst = daemon.await_heard(Acquire, 2)[-1].burst
+    burst = daemon.await_received(Acquire, 2)[-1].burst
     gpu_kernel.until(lambda: "other.ipynb" in " ".join(cell.displays()), "the first line")
     daemon.peer.say(
         Waiting(burst=burst, position=2, ahead=1, holder="<b>x</b>.ipynb", expected_wait_s=12.0)
@@ -91,7 +91,7 @@ def test_interrupt_while_waiting(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> 
     daemon.grants = False
     cell = gpu_kernel.send("print('before')\ntripgpu.use('never')")
     queued = gpu_kernel.send("print('queued')")
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
     gpu_kernel.interrupt()
     gpu_kernel.finish(cell)
@@ -99,7 +99,7 @@ def test_interrupt_while_waiting(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> 
     assert "while waiting for the GPU" in cell.traceback
     assert cell.traceback.count("\n") == 0
     assert gpu_kernel.finish(queued).status == "aborted"
-    assert daemon.await_heard(Withdraw)
+    assert daemon.await_received(Withdraw)
     daemon.grants = True
     assert gpu_kernel.check("tripgpu.uses").result == "[]"
 
@@ -109,12 +109,12 @@ def test_interrupt_of_an_async_cell_while_waiting(
 ) -> None:
     daemon.grants = False
     cell = gpu_kernel.send("import asyncio\nawait asyncio.sleep(0)\ntripgpu.use('never')")
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
     gpu_kernel.interrupt()
     gpu_kernel.finish(cell)
     assert (cell.status, cell.error) == ("error", "KeyboardInterrupt")
-    assert daemon.await_heard(Withdraw)
+    assert daemon.await_received(Withdraw)
     daemon.grants = True
     assert gpu_kernel.check("await asyncio.sleep(0, tripgpu.uses)").result == "[]"
 
@@ -135,7 +135,7 @@ def test_an_async_cell_does_not_hold_up_the_loop(
         "tripgpu.use()\n"
         "ticker.cancel()"
     )
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
     for _ in range(3):
         ticked.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def test_an_async_cell_does_not_hold_up_the_loop(
     grant(daemon)
     gpu_kernel.finish(cell)
     assert cell.status == "ok", cell.traceback
-    daemon.await_heard(EndBurst, 2)
+    daemon.await_received(EndBurst, 2)
 
 
 GPU_CELLS = (
@@ -172,7 +172,7 @@ def test_one_burst_around_everything(gpu_kernel: Kernel, daemon: ScriptedDaemon)
     (gpu_kernel.directory / "script.py").write_text("import tripgpu\ntripgpu.use('script')\n")
     for bursts, code in enumerate(GPU_CELLS, start=2):
         gpu_kernel.run(code)
-        daemon.await_heard(EndBurst, bursts)
+        daemon.await_received(EndBurst, bursts)
         gpu_kernel.check("x = 1")
         assert held(daemon) == (bursts, bursts), code
 
@@ -209,7 +209,7 @@ def test_cpu_cells_do_not_ask(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> Non
 def test_magics_do_not_count_the_wait(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     daemon.grants = False
     cell = gpu_kernel.send("%%time\ntripgpu.use()")
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
     assert "Wall time" not in cell.text
     grant(daemon)
@@ -229,15 +229,15 @@ def test_results_and_line_numbers_are_those_of_the_cell(gpu_kernel: Kernel) -> N
 def test_reset_keeps_the_cell_hook(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     gpu_kernel.check("%reset -f")
     gpu_kernel.check("import tripgpu\ntripgpu.use()")
-    ends = daemon.await_heard(EndBurst, 3)
+    ends = daemon.await_received(EndBurst, 3)
     assert len(ends) == 3
 
 
 def test_silent_and_unstored_cells(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     gpu_kernel.check("tripgpu.use()", silent=True, store_history=False)
-    daemon.await_heard(EndBurst, 2)
+    daemon.await_received(EndBurst, 2)
     gpu_kernel.check("tripgpu.use()", store_history=False)
-    daemon.await_heard(EndBurst, 3)
+    daemon.await_received(EndBurst, 3)
     assert held(daemon) == (3, 3)
 
 
@@ -246,7 +246,7 @@ def test_input_requests(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     gpu_kernel.until(lambda: cell.of_type("input_request"), "the question")
     gpu_kernel.client.input("answer")
     assert gpu_kernel.finish(cell).text == "answer\n"
-    daemon.await_heard(EndBurst, 2)
+    daemon.await_received(EndBurst, 2)
 
 
 def test_threads_that_live_on_linger(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
@@ -254,10 +254,10 @@ def test_threads_that_live_on_linger(gpu_kernel: Kernel, daemon: ScriptedDaemon)
         "import threading\nstop = threading.Event()\n"
         "thread = threading.Thread(target=stop.wait)\nthread.start()\ntripgpu.use()"
     )
-    lingering = daemon.await_heard(EndBurst, 2)[-1]
+    lingering = daemon.await_received(EndBurst, 2)[-1]
     assert lingering.lingering
     gpu_kernel.check("%%kiwi cpu\nstop.set()")
-    ended = daemon.await_heard(EndBurst, 3)[-1]
+    ended = daemon.await_received(EndBurst, 3)[-1]
     assert (ended.burst, ended.lingering) == (lingering.burst, False)
 
 
@@ -269,9 +269,9 @@ def test_asyncio_tasks_that_live_on_linger(gpu_kernel: Kernel, daemon: ScriptedD
         "    tripgpu.use('task')\n"
         "task = asyncio.create_task(go())\nawait asyncio.sleep(0)"
     )
-    assert daemon.await_heard(EndBurst, 2)[-1].lingering
+    assert daemon.await_received(EndBurst, 2)[-1].lingering
     go_on.touch()
-    assert not daemon.await_heard(EndBurst, 3)[-1].lingering
+    assert not daemon.await_received(EndBurst, 3)[-1].lingering
     assert gpu_kernel.check("tripgpu.uses").result == "['task']"
 
 
@@ -280,13 +280,13 @@ def test_a_new_burst_while_the_last_one_lingers(gpu_kernel: Kernel, daemon: Scri
         "import threading\nstop = threading.Event()\n"
         "thread = threading.Thread(target=stop.wait)\nthread.start()\ntripgpu.use()"
     )
-    first = daemon.await_heard(EndBurst, 2)[-1]
+    first = daemon.await_received(EndBurst, 2)[-1]
     gpu_kernel.check("tripgpu.use()")
-    second = daemon.await_heard(EndBurst, 3)[-1]
+    second = daemon.await_received(EndBurst, 3)[-1]
     assert second.burst == first.burst + 1
     assert second.lingering
     gpu_kernel.check("%%kiwi cpu\nstop.set()")
-    assert not daemon.await_heard(EndBurst, 4)[-1].lingering
+    assert not daemon.await_received(EndBurst, 4)[-1].lingering
 
 
 def test_a_forked_child_has_nothing_to_do_with_the_lease(
@@ -304,10 +304,10 @@ def test_a_forked_child_has_nothing_to_do_with_the_lease(
         "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
     )
     assert cell.result == "7"
-    daemon.await_heard(EndBurst, 2)
+    daemon.await_received(EndBurst, 2)
     assert not daemon.peer.ended
     gpu_kernel.check("tripgpu.use()")
-    daemon.await_heard(EndBurst, 3)
+    daemon.await_received(EndBurst, 3)
 
 
 def test_subshells_share_one_lease(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
@@ -318,17 +318,17 @@ def test_subshells_share_one_lease(gpu_kernel: Kernel, daemon: ScriptedDaemon) -
     subshell = made["content"]["subshell_id"]
     daemon.grants = False
     main = gpu_kernel.send("tripgpu.use('main')")
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     other = gpu_kernel.send("tripgpu.use('subshell')", subshell=subshell)
     gpu_kernel.until(lambda: any(main.displays()), "the waiting line")
     gpu_kernel.interrupt()
     gpu_kernel.finish(main)
     assert main.error == "KeyboardInterrupt"
     gpu_kernel.until(lambda: any(other.displays()), "the other waiting line")
-    assert daemon.heard(Withdraw) == []
+    assert daemon.received(Withdraw) == []
     grant(daemon)
     assert gpu_kernel.finish(other).result == "'subshell'"
-    daemon.await_heard(EndBurst, 2)
+    daemon.await_received(EndBurst, 2)
     assert held(daemon) == (2, 2)
 
 
@@ -341,7 +341,7 @@ def test_completion_while_a_subshell_waits_is_not_held_up(
     made = gpu_kernel.ask("create_subshell_request", {}, control=True)
     daemon.grants = False
     cell = gpu_kernel.send("tripgpu.use()", subshell=made["content"]["subshell_id"])
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     reply = gpu_kernel.ask("complete_request", {"code": "tripgpu.us", "cursor_pos": 10})
     assert reply["content"]["matches"]
     grant(daemon)
@@ -353,7 +353,7 @@ def test_a_daemon_that_goes_away_lets_the_cell_run(daemon: ScriptedDaemon, make_
         kernel.check("import tripgpu")
         daemon.grants = False
         cell = kernel.send("tripgpu.use()")
-        daemon.await_heard(Acquire, 2)
+        daemon.await_received(Acquire, 2)
         kernel.until(lambda: any(cell.displays()), "the waiting line")
         daemon.stop()
         kernel.finish(cell)
@@ -366,7 +366,7 @@ def test_a_daemon_that_goes_away_lets_the_cell_run(daemon: ScriptedDaemon, make_
 def test_death_while_waiting_frees_the_place(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
     daemon.grants = False
     gpu_kernel.send("tripgpu.use()")
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     gpu_kernel.kill()
     gpu_kernel.until(lambda: daemon.peers[0].ended, "the end of the connection")
 
@@ -383,10 +383,10 @@ def test_the_same_text_again_is_judged_by_what_its_names_mean_now(
     gpu_kernel.check("z = 1")
     gpu_kernel.check("str(z)")
     gpu_kernel.check("str(z)")
-    asked = len(daemon.heard(Acquire))
+    asked = len(daemon.received(Acquire))
     gpu_kernel.check("z = tripgpu.Tensor()")
     gpu_kernel.check("str(z)")
-    daemon.await_heard(Acquire, asked + 2)
+    daemon.await_received(Acquire, asked + 2)
 
 
 SWAPS = """
@@ -405,10 +405,10 @@ def test_what_another_transformer_made_of_the_same_text_is_looked_at(
     gpu_kernel.check("a = 'swap'")
     gpu_kernel.check("a = 'swap'")
     gpu_kernel.check(SWAPS)
-    asked = len(daemon.heard(Acquire))
+    asked = len(daemon.received(Acquire))
     assert gpu_kernel.check("a = 'swap'\nprint(a)").text == "use\n"
     gpu_kernel.check("a = 'swap'")
-    daemon.await_heard(Acquire, asked + 2)
+    daemon.await_received(Acquire, asked + 2)
 
 
 def test_a_transformer_that_changes_a_cell_and_then_fails_does_not_go_unseen(
@@ -425,6 +425,6 @@ class Fails(Swaps):
 get_ipython().ast_transformers[:1] = [Fails()]
 """
     gpu_kernel.check(SWAPS + fails)
-    asked = len(daemon.heard(Acquire))
+    asked = len(daemon.received(Acquire))
     gpu_kernel.check("a = 'swap'")
-    daemon.await_heard(Acquire, asked + 1)
+    daemon.await_received(Acquire, asked + 1)

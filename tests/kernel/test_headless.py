@@ -56,7 +56,7 @@ def granting(daemon: ScriptedDaemon, seen: Path) -> Iterator[None]:
         while not over.wait(0.02):
             shown = int(seen.read_text() or 0) if seen.exists() else 0
             if shown > granted:
-                asked = [m for m in daemon.peer.heard if isinstance(m, Acquire)]
+                asked = [m for m in daemon.peer.received if isinstance(m, Acquire)]
                 granted = shown
                 daemon.peer.say(Granted(burst=asked[-1].burst, quantum_s=1.0))
 

@@ -88,7 +88,7 @@ def test_a_full_daemon_is_waited_for_and_never_done_without(
         assert "It is full." in ran.stream("stderr")
         assert "without" not in ran.stream("stderr")
     assert turned_away == 2
-    assert daemon.heard(Acquire), "it ran with the lease"
+    assert daemon.received(Acquire), "it ran with the lease"
 
 
 def test_a_dead_socket_lets_the_cell_run(daemon: ScriptedDaemon, make_kernel: Any) -> None:
@@ -106,7 +106,7 @@ def test_names(daemon: ScriptedDaemon, make_kernel: Any) -> None:
     with make_kernel() as kernel:
         kernel.check("__vsc_ipynb_file__ = '/x/vs code.ipynb'")
         kernel.check("import tripgpu")
-    assert [hello.name for hello in daemon.heard(Hello)] == ["train.ipynb", "vs code.ipynb"]
+    assert [hello.name for hello in daemon.received(Hello)] == ["train.ipynb", "vs code.ipynb"]
 
 
 class OneOfTwo(ScriptedDaemon):
@@ -151,7 +151,7 @@ def test_cuda_sees_the_gpu_that_is_leased(
         kernel.check("import tripgpu")
         said = kernel.check("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])").text
     assert said.strip() == seen
-    assert [one.path.stem for one in two_daemons if one.heard(Acquire)] == [leased]
+    assert [one.path.stem for one in two_daemons if one.received(Acquire)] == [leased]
 
 
 def test_a_notebook_on_a_mig_instance_is_told_once_and_runs(
@@ -161,7 +161,7 @@ def test_a_notebook_on_a_mig_instance_is_told_once_and_runs(
         said = kernel.check("import tripgpu\ntripgpu.use()").stream("stderr")
         assert "MIG-1 is a MIG instance" in said
         assert "MIG" not in kernel.check("tripgpu.use()").stream("stderr")
-    assert not daemon.heard(Acquire)
+    assert not daemon.received(Acquire)
 
 
 def test_cuda_sees_only_the_gpu_that_is_served(sockets: Path, make_kernel: Any) -> None:
@@ -178,19 +178,19 @@ def test_cuda_sees_only_the_gpu_that_is_served(sockets: Path, make_kernel: Any) 
 def test_off_leaves_and_on_comes_back(kernel: Kernel, daemon: ScriptedDaemon) -> None:
     kernel.check("import tripgpu")
     kernel.check("%kiwi off")
-    daemon.await_heard(Goodbye)
+    daemon.await_received(Goodbye)
     kernel.check("tripgpu.use()")
-    assert len(daemon.heard(Acquire)) == 1
+    assert len(daemon.received(Acquire)) == 1
     kernel.check("%kiwi on")
     kernel.check("tripgpu.use()")
-    daemon.await_heard(Acquire, 2)
-    assert len(daemon.heard(Hello)) == 2
+    daemon.await_received(Acquire, 2)
+    assert len(daemon.received(Hello)) == 2
 
 
 def test_release(kernel: Kernel, daemon: ScriptedDaemon) -> None:
     kernel.check("import tripgpu")
     assert "being moved out" in kernel.check("%kiwi release").text
-    daemon.await_heard(Release)
+    daemon.await_received(Release)
 
 
 def test_status_as_text_and_html(kernel: Kernel, daemon: ScriptedDaemon) -> None:
@@ -308,22 +308,22 @@ def test_two_drivers_do_not_mix(
     assert cell.result == "'use'"
     assert "cannot be mixed" in cell.stream("stderr")
     assert kernel.check("tripgpu.use()").stream("stderr") == ""
-    assert daemon.heard(Acquire) == []
+    assert daemon.received(Acquire) == []
 
 
 def test_code_that_is_no_cell(kernel: Kernel, daemon: ScriptedDaemon) -> None:
     kernel.check("import tripgpu\nt = tripgpu.Tensor()")
-    daemon.await_heard(EndBurst)
+    daemon.await_received(EndBurst)
     cell = kernel.check("1", user_expressions={"a": "tripgpu.use()", "b": "1 + 1"})
     assert cell.reply is not None
     answers = cell.reply["content"]["user_expressions"]
     assert answers["a"]["data"]["text/plain"] == "'use'"
-    daemon.await_heard(EndBurst, 2)
+    daemon.await_received(EndBurst, 2)
     kernel.check("1", user_expressions={"b": "1 + 1"})
-    assert len(daemon.heard(Acquire)) == 2
+    assert len(daemon.received(Acquire)) == 2
     reply = kernel.ask("inspect_request", {"code": "t", "cursor_pos": 1, "detail_level": 0})
     assert "Tensor()" in reply["content"]["data"]["text/plain"]
-    daemon.await_heard(EndBurst, 3)
+    daemon.await_received(EndBurst, 3)
     daemon.grants = False
     reply = kernel.ask("inspect_request", {"code": "t", "cursor_pos": 1, "detail_level": 0})
     assert "another notebook has the GPU" in reply["content"]["data"]["text/plain"]
@@ -337,24 +337,24 @@ def test_widget_messages_take_the_lease(kernel: Kernel, daemon: ScriptedDaemon) 
         "    comm.on_msg(lambda m: tripgpu.use('comm'))\n"
         "get_ipython().kernel.comm_manager.register_target('test', opened)"
     )
-    daemon.await_heard(EndBurst)
+    daemon.await_received(EndBurst)
     client = kernel.client
     opened = client.session.msg("comm_open", {"comm_id": "c1", "target_name": "test", "data": {}})
     client.shell_channel.send(opened)
     client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": "c1", "data": {}}))
     assert kernel.check("%%kiwi cpu\ntripgpu.uses").result == "['comm']"
-    daemon.await_heard(EndBurst, 2)
+    daemon.await_received(EndBurst, 2)
 
 
 def test_unload_leaves_no_trace(kernel: Kernel, daemon: ScriptedDaemon) -> None:
     kernel.check("import tripgpu")
     kernel.check("%unload_ext kiwi_jupyter.kernel")
     kernel.check("tripgpu.use()")
-    assert len(daemon.heard(Acquire)) == 1
+    assert len(daemon.received(Acquire)) == 1
     kernel.check("%load_ext kiwi_jupyter.kernel")
     kernel.check("%load_ext kiwi_jupyter.kernel")
     kernel.check("tripgpu.use()")
-    daemon.await_heard(Acquire, 2)
+    daemon.await_received(Acquire, 2)
     assert "Kiwi" in kernel.check("%kiwi help").text
 
 

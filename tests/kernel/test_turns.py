@@ -23,14 +23,14 @@ USES = 8
 
 def turns_of_run_all(make_kernel: Any, daemon: ScriptedDaemon, config: str, between: str) -> int:
     """Return how many turns ``USES`` GPU cells request if all are queued at once."""
-    before = len(daemon.heard(Acquire))
+    before = len(daemon.received(Acquire))
     with make_kernel(config=config) as kernel:
         cells = [kernel.send(code) for code in ["import tripgpu", "tripgpu.use()", between] * USES]
         for cell in cells:
             kernel.finish(cell)
             assert cell.status == "ok"
         assert int(kernel.check("len(tripgpu.uses)").result) == USES
-    return len(daemon.heard(Acquire)) - before
+    return len(daemon.received(Acquire)) - before
 
 
 def test_run_all_is_one_turn(daemon: ScriptedDaemon, make_kernel: Any) -> None:
@@ -48,8 +48,8 @@ def test_the_turn_ends_by_itself_after_the_last_cell(
     with make_kernel(config=DEFAULT) as kernel:
         for turn in (1, 2, 3):
             kernel.check("import tripgpu; tripgpu.use()")
-            daemon.await_heard(EndBurst, turn)
-        assert len(daemon.heard(Acquire)) == 3
+            daemon.await_received(EndBurst, turn)
+        assert len(daemon.received(Acquire)) == 3
 
 
 def test_a_cpu_cell_does_not_keep_the_turn(daemon: ScriptedDaemon, make_kernel: Any) -> None:
@@ -58,11 +58,11 @@ def test_a_cpu_cell_does_not_keep_the_turn(daemon: ScriptedDaemon, make_kernel: 
         kernel.check("import tripgpu, os, time; tripgpu.use()")
         ended = daemon.path.parent / "ended"
         cell = kernel.send(f"while not os.path.exists({str(ended)!r}): time.sleep(0.01)")
-        daemon.await_heard(EndBurst)
+        daemon.await_received(EndBurst)
         assert not kernel.finished(cell)
         ended.touch()
         kernel.finish(cell)
-        assert len(daemon.heard(Acquire)) == 1
+        assert len(daemon.received(Acquire)) == 1
 
 
 def test_a_turn_that_is_lost_between_two_cells_is_not_kept(
@@ -71,29 +71,29 @@ def test_a_turn_that_is_lost_between_two_cells_is_not_kept(
     """The burst was suspended in its grace, so the next cell waits for its own turn."""
     with make_kernel(config=LONG_GRACE) as kernel:
         kernel.check("import tripgpu; tripgpu.use()")
-        [first] = daemon.heard(Acquire)
+        [first] = daemon.received(Acquire)
         daemon.peer.say(Waiting(burst=first.burst, position=1, ahead=1, holder="other.ipynb"))
         kernel.check("import kiwi_jupyter.kernel as extension")
         heard = "extension._loaded.burst._ticket.last_waiting is not None"
         eventually(lambda: kernel.check(heard).result == "True")
-        assert daemon.heard(EndBurst) == []
+        assert daemon.received(EndBurst) == []
         kernel.check("tripgpu.use()")
-        assert len(daemon.heard(Acquire)) == 2
-        assert len(daemon.heard(EndBurst)) == 1
+        assert len(daemon.received(Acquire)) == 2
+        assert len(daemon.received(EndBurst)) == 1
 
 
 def test_release_and_off_end_the_turn_at_once(daemon: ScriptedDaemon, make_kernel: Any) -> None:
     with make_kernel(config=LONG_GRACE) as kernel:
         kernel.check("import tripgpu; tripgpu.use()")
-        assert daemon.heard(EndBurst) == []
+        assert daemon.received(EndBurst) == []
         kernel.check("%kiwi release")
-        daemon.await_heard(Release)
-        assert len(daemon.heard(EndBurst)) == 1
+        daemon.await_received(Release)
+        assert len(daemon.received(EndBurst)) == 1
         kernel.check("tripgpu.use()")
         kernel.check("%kiwi off")
         kernel.check("%kiwi on")
         kernel.check("tripgpu.use()")
-        assert len(daemon.heard(Acquire)) == 3
+        assert len(daemon.received(Acquire)) == 3
 
 
 def test_a_failed_cell_keeps_the_turn_as_any_other(
@@ -102,8 +102,8 @@ def test_a_failed_cell_keeps_the_turn_as_any_other(
     with make_kernel(config=LONG_GRACE) as kernel:
         assert kernel.run("import tripgpu; tripgpu.use(); 1 / 0").status == "error"
         kernel.check("tripgpu.use()")
-        assert len(daemon.heard(Acquire)) == 1
-        assert daemon.heard(EndBurst) == []
+        assert len(daemon.received(Acquire)) == 1
+        assert daemon.received(EndBurst) == []
 
 
 def test_the_grace_begins_anew_with_each_start_and_can_be_called_off() -> None:

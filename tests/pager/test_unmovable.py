@@ -77,13 +77,13 @@ def test_nccl_is_refused_where_the_driver_dies_of_it(tmp_path: Path, thread: str
 
 def test_what_a_library_tells_is_believed(tmp_path: Path) -> None:
     root = proc(tmp_path)
-    why = why_unmovable(REF, PROPRIETARY_580, told={"ipc", "pool"}, root=root)
+    why = why_unmovable(REF, PROPRIETARY_580, reported={"ipc", "pool"}, root=root)
     assert why is not None
     assert "CUDA IPC" in why.sentence
-    why = why_unmovable(REF, PROPRIETARY_580, told={"managed"}, root=root)
+    why = why_unmovable(REF, PROPRIETARY_580, reported={"managed"}, root=root)
     assert why is not None
     assert "managed memory" in why.sentence
-    assert why_unmovable(REF, PROPRIETARY_580, told={"pool", "array"}, root=root) is None
+    assert why_unmovable(REF, PROPRIETARY_580, reported={"pool", "array"}, root=root) is None
 
 
 def test_where_mig_is_on_everybody_is_refused(tmp_path: Path) -> None:

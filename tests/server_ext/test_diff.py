@@ -18,7 +18,7 @@ from kiwi_core.errors import PeerError
 from kiwi_core.states import AntiThrash, HistoryKind, SessionState
 from kiwi_core.wire import messages as w
 from kiwi_jupyter.server_ext import diff, state_feed
-from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, Heard
+from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, StatusReceived
 from kiwi_jupyter.server_ext.gpu_record import GpuRecord
 from kiwi_jupyter.server_ext.model import Delta, Heartbeat, Server, Snapshot, State
 from kiwi_jupyter.server_ext.state_feed import StateFeed
@@ -137,10 +137,10 @@ class World:
 
     def step(self, kind: str, what: Any, history: Any) -> None:
         if kind == "heard":
-            self.record.hears(Heard(None, what, history, self.now))  # type: ignore[arg-type]
+            self.record.handle_status(StatusReceived(None, what, history, self.now))  # type: ignore[arg-type]
         elif kind == "lost":
             error = PeerError("disconnected", "It went.", "Wait.")
-            self.record.loses(DaemonLost(None, error, what, self.now))  # type: ignore[arg-type]
+            self.record.handle_loss(DaemonLost(None, error, what, self.now))  # type: ignore[arg-type]
         elif kind == "renamed":
             self.paths = dict(what)
         else:
@@ -149,7 +149,7 @@ class World:
 
     def publish(self) -> None:
         gpu = self.record.gpu(paths=self.paths, history_since=0.0, may_set=True)
-        gpus = {} if gpu is None else {gpu.uuid: (gpu, self.record.heard_at)}
+        gpus = {} if gpu is None else {gpu.uuid: (gpu, self.record.received_at)}
         self.feed.publish(gpus, SERVER)
 
     def state(self, *, may_set: bool = True) -> dict[str, Any]:

@@ -83,11 +83,11 @@ async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, ki
         await asyncio.sleep(0.01)
     (subscription,) = new
     (uuid,) = published._gpus
-    gpu, heard_at = published._gpus[uuid], published._heard_at[uuid]
+    gpu, received_at = published._gpus[uuid], published._received_at[uuid]
     said = 0
     while not subscription._lost:
         errors = [f"{said} " + "x" * 50_000]
-        published.publish({uuid: (replace(gpu, errors=errors), heard_at)}, published._server)
+        published.publish({uuid: (replace(gpu, errors=errors), received_at)}, published._server)
         said += 1
         assert said < 4000, "200 MB fit in no socket"
         assert len(subscription._waiting) <= state_feed.BUFFER_MAX

@@ -81,7 +81,7 @@ class LinkServer:
                 Welcome(protocol=PROTOCOL, daemon="test", gpu_uuid="", gpu_index=0, gpu_name="")
             )
         elif isinstance(message, PagerState):
-            self.links.told(self._link_of[connection], message)
+            self.links.handle_state(self._link_of[connection], message)
         elif isinstance(message, PagerDone):
             self.links.done(self._link_of[connection], message)
         elif isinstance(message, Ping):

@@ -21,16 +21,16 @@ _CONNECT = """
 from pathlib import Path
 from kiwi_core.client import Client
 
-told, words = [], []
+notices, waits = [], []
 client = Client(
     Path({socket!r}), name={name!r}, ungated=lambda: {ungated!r}, daemon_grace_s=120.0,
-    on_notice=lambda t: told.append([t.notice.value, t.text]),
+    on_notice=lambda t: notices.append([t.notice.value, t.text]),
 )
 client.connect()
 context, p, size, contents = None, 0, 0, ""
 
 def begin(timeout_s=60.0):
-    client.acquire(timeout_s=timeout_s, on_waiting=lambda w: words.append([
+    client.acquire(timeout_s=timeout_s, on_waiting=lambda w: waits.append([
         w.position, w.holder, w.blocked.value if w.blocked else "", w.detail]))
 
 def take(new_size, seed):
@@ -158,16 +158,16 @@ class SessionProgram:
     def stop_burst(self) -> int:
         return int(self.worker.get("stop_burst()"))
 
-    def told(self) -> list[list[str]]:
+    def notices(self) -> list[list[str]]:
         """Return ``[notice, text]`` of all notices of the daemon."""
-        told: list[list[str]] = self.worker.get("told")
-        return told
+        notices: list[list[str]] = self.worker.get("notices")
+        return notices
 
-    def words(self) -> list[Any]:
+    def waits(self) -> list[Any]:
         """Return ``[position, holder, blocked, detail]`` of all messages while the session
         waited."""
-        words: list[Any] = self.worker.get("words")
-        return words
+        waits: list[Any] = self.worker.get("waits")
+        return waits
 
     def kill(self) -> None:
         self.worker.kill()

@@ -41,7 +41,7 @@ class Connection:
             while data := self.sock.recv(65536):
                 for line in frames.feed(data):
                     message = decode_client(line)
-                    talk.says(message)
+                    talk.accept(message)
                     self.take(message, line)
         except OSError:
             pass

@@ -95,19 +95,19 @@ def _settings(status: GpuStatus) -> tuple[object, ...]:
 class Watch:
     """Everything that the daemon said to a watcher, in order; one list for each daemon."""
 
-    heard: list[list[GpuStatus]] = field(default_factory=list)
+    received: list[list[GpuStatus]] = field(default_factory=list)
 
     @property
     def words(self) -> int:
-        return sum(map(len, self.heard))
+        return sum(map(len, self.received))
 
     def contradictions(self) -> list[str]:
         """Return the statements that cannot be true, alone or after earlier ones."""
         found: list[str] = []
-        for heard in self.heard:
-            for status in heard:
+        for received in self.received:
+            for status in received:
                 found += _at_once(status)
-            for before, after in pairwise(heard):
+            for before, after in pairwise(received):
                 found += _in_a_row(before, after)
         return found
 
@@ -155,12 +155,12 @@ def watching(daemon: Daemon) -> Iterator[Watch]:
 
     def follow() -> None:
         while not enough.wait(0.2):
-            heard: list[GpuStatus] = []
-            watch.heard.append(heard)
+            received: list[GpuStatus] = []
+            watch.received.append(received)
             try:
                 with daemon.client() as client:
                     for status in client.watch():
-                        heard.append(status)
+                        received.append(status)
                         if enough.is_set():
                             return
             except (KiwiError, OSError, AssertionError):

@@ -154,7 +154,7 @@ class Recorder:
     def resume_burst(self, _member: object, _hello: m.Hello) -> None:
         pass
 
-    def tell_successor(self, _member: object, _connection: Connection) -> None:
+    def notify_successor(self, _member: object, _connection: Connection) -> None:
         pass
 
     def welcomed(self, _connection: Connection) -> None:

@@ -47,11 +47,11 @@ def test_every_field_is_named() -> None:
 
 def test_the_sample_talk_is_legal() -> None:
     talk = Conversation()
-    talk.says(decode_client(EXAMPLES[0].encode()))
+    talk.accept(decode_client(EXAMPLES[0].encode()))
     assert {arrow for arrow, _ in TALK} == {"→", "←"}
     for arrow, line in TALK:
         if arrow == "→":
-            talk.says(decode_client(line.encode()))
+            talk.accept(decode_client(line.encode()))
         else:
             decode_daemon(line.encode())
 

@@ -53,7 +53,7 @@ def hello(role: Role = Role.SESSION, **fields: object) -> Hello:
 def after(*messages: ClientMessage) -> Conversation:
     talk = Conversation()
     for message in messages:
-        talk.says(message)
+        talk.accept(message)
     return talk
 
 
@@ -64,7 +64,7 @@ def facts(talk: Conversation) -> dict[str, object]:
 def assert_illegal(talk: Conversation, message: ClientMessage, code: str = "out-of-order") -> None:
     before = facts(talk)
     with pytest.raises(PeerError) as caught:
-        talk.says(message)
+        talk.accept(message)
     assert caught.value.code == code
     assert facts(talk) == before
 
@@ -127,7 +127,7 @@ def test_burst_numbers_go_up() -> None:
     talk = after(hello(burst=3), Acquire(burst=5), EndBurst(burst=5))
     for burst in (1, 4, 5):
         assert_illegal(talk, Acquire(burst=burst))
-    talk.says(Acquire(burst=6))
+    talk.accept(Acquire(burst=6))
 
 
 def test_a_burst_ends_before_the_next() -> None:
@@ -144,14 +144,14 @@ def test_only_the_last_burst_is_ended(burst: int) -> None:
 def test_a_wait_is_resumed_on_a_new_connection() -> None:
     talk = after(hello(burst=4), Acquire(burst=4))
     assert_illegal(talk, Acquire(burst=4))
-    talk.says(Withdraw(burst=4))
+    talk.accept(Withdraw(burst=4))
 
 
 def test_a_burst_is_resumed_on_a_new_connection() -> None:
     talk = after(hello(burst=4, in_burst=True))
     assert_illegal(talk, Acquire(burst=5))
-    talk.says(EndBurst(burst=4))
-    talk.says(Acquire(burst=5))
+    talk.accept(EndBurst(burst=4))
+    talk.accept(Acquire(burst=5))
 
 
 def test_a_burst_that_runs_has_a_number() -> None:
@@ -162,7 +162,7 @@ def test_a_copy_is_independent() -> None:
     talk = after(hello(), Acquire(burst=1))
     twin = talk.copy()
     assert facts(twin) == facts(talk)
-    twin.says(EndBurst(burst=1))
+    twin.accept(EndBurst(burst=1))
     assert facts(twin) == facts(after(hello(), Acquire(burst=1), EndBurst(burst=1)))
     assert facts(talk) == facts(after(hello(), Acquire(burst=1)))
 
@@ -244,11 +244,11 @@ class AnyTalk(RuleBasedStateMachine):
     def say_anything(self, message: ClientMessage) -> None:
         before = facts(self.talk)
         if self.may_say(message):
-            self.talk.says(message)
+            self.talk.accept(message)
             self.said.append(message)
             return
         with pytest.raises(PeerError) as caught:
-            self.talk.says(message)
+            self.talk.accept(message)
         assert caught.value.code in ("out-of-order", "protocol-version")
         assert facts(self.talk) == before
 

@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
-        self._heard()
+        self._stop_hello_timer()
         self._unread = b""
         self._lines.clear()
         self._inbox.now(self.peer.uid, 0)
@@ -249,15 +249,15 @@ class Connection(asyncio.Protocol):
 
     def _listen_for_hello(self) -> None:
         within_s = self._config.hello_within_ns / NS_PER_S
-        self._silence = asyncio.get_running_loop().call_later(within_s, self._never_spoke)
+        self._silence = asyncio.get_running_loop().call_later(within_s, self._hello_timed_out)
 
-    def _never_spoke(self) -> None:
+    def _hello_timed_out(self) -> None:
         if self._in_line:  # it has sent a message, whose turn has not come
             self._listen_for_hello()
         else:
             self.end_with(PeerError("silent", "No hello came on this connection."))
 
-    def _heard(self) -> None:
+    def _stop_hello_timer(self) -> None:
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
@@ -265,9 +265,9 @@ class Connection(asyncio.Protocol):
     def _take(self, line: bytes) -> None:
         message = decode_client(line)
         try:
-            self._conversation.says(message)
+            self._conversation.accept(message)
             if self._silence is not None:
-                self._heard()
+                self._stop_hello_timer()
             self._receiver.received(self, message)
         except CallerError as error:
             self.send(Error.of(error))

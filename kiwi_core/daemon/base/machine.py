@@ -33,12 +33,12 @@ class Machine:
         its connection was lost counts, too.
         """
         link = next((link for link in links.everybody() if link.ref == ref), None)
-        unowned = link.told.unowned if link is not None else {}
-        told = {kind for kind, amount in unowned.items() if amount}
-        why = why_unmovable(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
+        unowned = link.report.unowned if link is not None else {}
+        reported = {kind for kind, amount in unowned.items() if amount}
+        why = why_unmovable(ref, self.gpu.driver_version, mig=self.gpu.mig, reported=reported)
         # A gate that was shut when its connection was lost stays shut: the driver may move it.
         reached = link is not None and (
-            link.connected or link.told.residency is not Residency.RESIDENT
+            link.connected or link.report.residency is not Residency.RESIDENT
         )
         return why or (None if reached else unreached(ref))
 

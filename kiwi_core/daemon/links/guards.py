@@ -38,7 +38,7 @@ class Guards:
         self._links = links
         self._feed = feed
 
-    def told(self, member: SessionRecord, ungated: str) -> None:
+    def set_ungated(self, member: SessionRecord, ungated: str) -> None:
         """Record why the client's own process has no gate, as the client reports; "": it has one,
         or does not know.
         """
@@ -71,7 +71,7 @@ class Guards:
         return {
             link.ref
             for link in self._links.of(session)
-            if link.connected or link.expected or link.told.residency is not Residency.RESIDENT
+            if link.connected or link.expected or link.report.residency is not Residency.RESIDENT
         }
 
     def _report_guard(self, member: SessionRecord) -> None:

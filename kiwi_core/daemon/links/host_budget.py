@@ -52,7 +52,7 @@ class HostBudget:
 
     def others_bytes(self) -> int:
         """Return the paged-out bytes that no library holds."""
-        ours = sum(link.told.paged_out_bytes for link in self._links.everybody())
+        ours = sum(link.report.paged_out_bytes for link in self._links.everybody())
         return max(0, self._out_bytes() - ours)
 
     def arena_bytes(self) -> int:
@@ -66,12 +66,12 @@ class HostBudget:
 
     def _out_bytes(self) -> int:
         """Return what is paged out; a library's claim counts only as far as its process has RAM."""
-        said_bytes = sum(self._footprints().values())
+        reported_bytes = sum(self._footprints().values())
         links = self._links.everybody()
         untrue_bytes = sum(
-            max(0, x.told.paged_out_bytes - x.host_bytes) for x in links if x.greeted
+            max(0, x.report.paged_out_bytes - x.host_bytes) for x in links if x.greeted
         )
-        return max(0, said_bytes - untrue_bytes)
+        return max(0, reported_bytes - untrue_bytes)
 
     def _read(self, what: str, taken_bytes: Callable[[], int]) -> int:
         """Read a budget; if that fails (no descriptor left), return the last value."""
@@ -86,8 +86,10 @@ class HostBudget:
 
 def holder(link: LinkedProcess) -> Holder:
     """Return what the process of ``link`` holds, by its own report, as far as that is credible."""
-    told = link.told
-    held_bytes = max(told.arena_bytes, told.paged_out_bytes)
+    report = link.report
+    held_bytes = max(report.arena_bytes, report.paged_out_bytes)
     if isinstance(link, Link) and link.doubted:
-        held_bytes = told.paged_out_bytes
-    return Holder(told.resident_bytes + told.paged_out_bytes, told.paged_out_bytes, held_bytes)
+        held_bytes = report.paged_out_bytes
+    return Holder(
+        report.resident_bytes + report.paged_out_bytes, report.paged_out_bytes, held_bytes
+    )

@@ -113,7 +113,7 @@ class LibraryRam:
         """Make room for a page-out of all that ``links`` (of one session) own, beyond the RAM that
         they already hold for it."""
         more_bytes = sum(
-            max(0, one.told.resident_bytes - holder(one).reclaimable_bytes) for one in links
+            max(0, one.report.resident_bytes - holder(one).reclaimable_bytes) for one in links
         )
         session = next((link.session for link in links if isinstance(link, Link)), None)
         if session is None:

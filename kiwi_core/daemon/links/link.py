@@ -87,7 +87,7 @@ class Link:
     name: str = ""
     session: SessionId | None = None
     off: bool = False
-    told: LibraryReport = field(default_factory=LibraryReport)
+    report: LibraryReport = field(default_factory=LibraryReport)
     host_bytes: int = 0
     """System RAM that the process really had at its last report."""
     next_doubt_s: float = DOUBT_S
@@ -158,8 +158,8 @@ class Link:
         self.connection = None
         self.away_since_s = time.monotonic()
         self.gate_open, self.wants_lease, self.opening = None, False, None
-        if self.told.residency is Residency.SUSPENDED and self.owns:
-            self.told = _as(self.told, Residency.RESIDENT)
+        if self.report.residency is Residency.SUSPENDED and self.owns:
+            self.report = _as(self.report, Residency.RESIDENT)
         if self.call is not None:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)
         asyncio.get_running_loop().call_later(EXEC_WITHIN_S, self.forget_if_replaced)
@@ -167,23 +167,23 @@ class Link:
     def died(self) -> None:
         self.connection = None
         self.gate_open, self.wants_lease, self.unanswered = None, False, None
-        self.told = LibraryReport()
+        self.report = LibraryReport()
         if self.call is not None:
             self._resolve(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
 
-    def says(self, told: LibraryReport) -> None:
+    def handle_report(self, report: LibraryReport) -> None:
         """Take its state. The first report on a connection also contains the outcome of an
         operation whose answer was lost with the last connection.
         """
-        if self.told.residency is not Residency.LOST:  # nothing brings that back
-            self.told = self._as_far_as_known(told)
+        if self.report.residency is not Residency.LOST:  # nothing brings that back
+            self.report = self._as_plausible(report)
         if self.greeted:
             return
         self.greeted, self.unanswered = True, None
         call = self.call
         if call is None:
             return
-        came_in = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
+        came_in = call.action is PagerAction.PAGE_IN and report.residency is Residency.RESIDENT
         if call.op is not None and came_in:
             # The answer was lost, and nobody knows how long it took. (A page-out reports its bytes
             # when it is ordered again.)
@@ -191,11 +191,11 @@ class Link:
         else:
             self._send(call)  # again, if need be: each action may be repeated
 
-    def _as_far_as_known(self, told: LibraryReport) -> LibraryReport:
+    def _as_plausible(self, report: LibraryReport) -> LibraryReport:
         """Return "resident" for "held" if the order to open follows: a hold that timed out may be
         answered late."""
-        held = told.residency is Residency.SUSPENDED
-        return _as(told, Residency.RESIDENT) if held and self.opening is not None else told
+        held = report.residency is Residency.SUSPENDED
+        return _as(report, Residency.RESIDENT) if held and self.opening is not None else report
 
     # --- its work -------------------------------------------------------------------------------
 
@@ -224,8 +224,8 @@ class Link:
     def _forget_old_program(self) -> bool:
         if not self.image or processes.image_of(self.ref) in ("", self.image):
             return False
-        log.info("another program", pid=self.ref.pid, was=self.told.residency.value)
-        self.image, self.told, self.unanswered = "", LibraryReport(), None
+        log.info("another program", pid=self.ref.pid, was=self.report.residency.value)
+        self.image, self.report, self.unanswered = "", LibraryReport(), None
         if self.call is not None:
             self._resolve(self.call, self._gone())
         return True
@@ -245,10 +245,10 @@ class Link:
         if call is None or call.op != answer.op:
             return False
         if answer.outcome is PagerOutcome.MOVED:
-            self.told = _moved(self.told, call.action, answer.bytes)
+            self.report = _moved(self.report, call.action, answer.bytes)
             outcome: Outcome = Moved(answer.bytes, _elapsed_ns(call, answer))
         elif answer.outcome is PagerOutcome.LOST:
-            self.told = _as(self.told, Residency.LOST)
+            self.report = _as(self.report, Residency.LOST)
             detail = answer.detail or f"The GPU memory of process {self.ref.pid} is lost."
             outcome = Lost(detail)
         else:
@@ -264,7 +264,7 @@ class Link:
 
     def _send(self, call: PagerCall) -> None:
         left_ns = _left_ns(call)
-        call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
+        call.op, call.out_bytes = self.next_op(), self.report.paged_out_bytes
         call.sent_ns = time.monotonic_ns()
         assert self.connection is not None
         order = PagerDo(op=call.op, action=call.action, within_ns=left_ns)
@@ -295,7 +295,7 @@ class Link:
             self.opening = self.next_op()
             free = PagerDo(op=self.opening, action=PagerAction.FREE, within_ns=0)
             connection.send(free)
-        self.told = self._as_far_as_known(self.told)
+        self.report = self._as_plausible(self.report)
 
     def _give_up_if_away(self, call: PagerCall) -> None:
         if call is self.call and not self.connected:
@@ -329,18 +329,18 @@ def _elapsed_ns(call: PagerCall, answer: PagerDone) -> int:
     return max(fastest_ns, min(answer.elapsed_ns, since_ns))
 
 
-def _as(told: LibraryReport, residency: Residency) -> LibraryReport:
-    return replace(told, residency=residency)
+def _as(report: LibraryReport, residency: Residency) -> LibraryReport:
+    return replace(report, residency=residency)
 
 
-def _moved(told: LibraryReport, action: PagerAction, moved_bytes: int) -> LibraryReport:
-    """Return ``told`` after a move, unless the library has reported that state itself."""
-    if action is PagerAction.YIELD or told.residency is AFTER[action]:
-        return told
-    owned_bytes = max(told.resident_bytes + told.paged_out_bytes, moved_bytes)
+def _moved(report: LibraryReport, action: PagerAction, moved_bytes: int) -> LibraryReport:
+    """Return ``report`` after a move, unless the library has reported that state itself."""
+    if action is PagerAction.YIELD or report.residency is AFTER[action]:
+        return report
+    owned_bytes = max(report.resident_bytes + report.paged_out_bytes, moved_bytes)
     out = action is PagerAction.PAGE_OUT
     return replace(
-        told,
+        report,
         residency=AFTER[action],
         resident_bytes=0 if out else owned_bytes,
         paged_out_bytes=owned_bytes if out else 0,

@@ -141,13 +141,13 @@ class Links:
 
     def shut(self, session: SessionId) -> bool:
         """Return whether a library of ``session`` holds its program, or has its memory out."""
-        return any(link.told.residency in NOT_FREE for link in self.of(session))
+        return any(link.report.residency in NOT_FREE for link in self.of(session))
 
     def unowned(self, session: SessionId) -> dict[str, int]:
         """Return what the libraries of its processes cannot move, in bytes by kind."""
         found: Counter[str] = Counter()
         for link in self.of(session):
-            found.update(link.told.unowned)
+            found.update(link.report.unowned)
         return dict(found)
 
     def nearest(self, link: Link, but: SessionRecord | None = None) -> SessionRecord | None:
@@ -194,13 +194,13 @@ class Links:
         if session is not None:
             self._by_session[session] = (*self.of(session), link)
 
-    def told(self, link: Link, state: PagerState) -> None:
+    def handle_state(self, link: Link, state: PagerState) -> None:
         """Take its report, within what is possible: no more GPU memory than the GPU has, and no
         more system RAM than the kernel counts for the process.
         """
-        said_bytes = max(state.arena_bytes, state.paged_out_bytes)
-        link.host_bytes = _held_bytes(link) if said_bytes else 0
-        link.says(
+        reported_bytes = max(state.arena_bytes, state.paged_out_bytes)
+        link.host_bytes = _held_bytes(link) if reported_bytes else 0
+        link.handle_report(
             LibraryReport(
                 RESIDENCY[state.state],
                 self._at_most(state.resident_bytes),
@@ -215,8 +215,8 @@ class Links:
         """Call ``link.done`` with no more bytes than the GPU has."""
         return link.done(msgspec.structs.replace(answer, bytes=self._at_most(answer.bytes)))
 
-    def _at_most(self, said_bytes: int) -> int:
-        return min(said_bytes, self._gpu_bytes)
+    def _at_most(self, reported_bytes: int) -> int:
+        return min(reported_bytes, self._gpu_bytes)
 
     # --- over a crash of the daemon -------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Links:
                 continue  # it has ended
             if entry.out:
                 out_bytes = self._at_most(entry.paged_out_bytes)
-                link.told = LibraryReport(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
+                link.report = LibraryReport(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             link.image = entry.image
             link.away_since_s = time.monotonic()
             link.forget_if_replaced()
@@ -297,14 +297,14 @@ def _held_bytes(link: Link) -> int:
 
 
 def _entry(link: Link, session: SessionId) -> RosterLink:
-    told = link.told
+    report = link.report
     return RosterLink(
         pid=link.ref.pid,
         start_ticks=link.ref.start_ticks,
         uid=link.uid,
         session=session,
-        paged_out_bytes=told.paged_out_bytes + (told.resident_bytes if link.going_out else 0),
+        paged_out_bytes=report.paged_out_bytes + (report.resident_bytes if link.going_out else 0),
         name=link.name,
         image=link.image,
-        out=link.going_out or told.residency is Residency.PAGED_OUT,
+        out=link.going_out or report.residency is Residency.PAGED_OUT,
     )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-TOLD_S: Final = 1.0
+NOTICE_S: Final = 1.0
 """Time between the notice and SIGTERM: the notice has to reach the page of a notebook."""
 
 GRACE_S: Final = 10.0
@@ -73,7 +73,7 @@ class Ending:
             if isinstance(action, EndSession) and not self.closed:
                 self._begin(action)
 
-    def tell_successor(self, member: SessionRecord, connection: Connection) -> None:
+    def notify_successor(self, member: SessionRecord, connection: Connection) -> None:
         """Tell a new session that its kernel's id belonged to one that was ended."""
         ended = self._ended.get(member.kernel_id)
         if ended is None or ended.owner != member.identity or ended.ref == member.ref:
@@ -97,7 +97,7 @@ class Ending:
             text, remedy = user_texts.sentence(Notice.ENDED, action.cause)
             member.connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
         self._remember(member, action.cause)
-        asyncio.get_running_loop().call_later(TOLD_S, self._terminate, member)
+        asyncio.get_running_loop().call_later(NOTICE_S, self._terminate, member)
 
     def _remember(self, member: SessionRecord, cause: str) -> None:
         if member.kernel_id:

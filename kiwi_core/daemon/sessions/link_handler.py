@@ -45,7 +45,7 @@ class LinkHandler:
     def connections(self) -> set[Connection]:
         return set(self._link_of)
 
-    def speaks_for(self, member: SessionRecord) -> bool:
+    def has_connected_library(self, member: SessionRecord) -> bool:
         """Return whether a library of a process of this session is connected."""
         return self._links.connected(member.id)
 
@@ -87,7 +87,7 @@ class LinkHandler:
 
     def _state(self, connection: Connection, message: PagerState) -> None:
         if (link := self._link_of.get(connection)) is not None:
-            self._links.told(link, message)
+            self._links.handle_state(link, message)
             self._library_ram.changed()
             self._believe(link)
 
@@ -113,7 +113,11 @@ class LinkHandler:
         link.lost()
         self._gates.link_lost(link)
         member = self._registry.get(link.session) if link.session else None
-        if member is not None and member.connection is None and not self.speaks_for(member):
+        if (
+            member is not None
+            and member.connection is None
+            and not self.has_connected_library(member)
+        ):
             self._sessions.expect_back(member)
 
     def died(self, link: Link) -> None:
@@ -193,9 +197,9 @@ class LinkHandler:
         member = self._registry.get(link.session) if link.session else None
         if member is None or link.call is not None or member.id in self._core.operations.sessions:
             return
-        residency = link.told.residency
+        residency = link.report.residency
         links = self._links.of(member.id)
-        out_bytes = sum(one.told.paged_out_bytes for one in links)
+        out_bytes = sum(one.report.paged_out_bytes for one in links)
         if residency is Residency.RESIDENT or not self._is_news(member, out_bytes):
             return
         log.warning("found", session=member.id, pid=link.ref.pid, residency=residency.value)
@@ -203,7 +207,7 @@ class LinkHandler:
             ev.SessionJoined(
                 session=member.id,
                 residency=residency,
-                resident_bytes=sum(one.told.resident_bytes for one in links),
+                resident_bytes=sum(one.report.resident_bytes for one in links),
                 paged_out_bytes=out_bytes,
                 burst=member.burst,
             )

@@ -51,7 +51,7 @@ class LinkedLibraries(Protocol):
     def joined(self, member: SessionRecord) -> None:
         """Give the new session the libraries that belong to it."""
 
-    def speaks_for(self, member: SessionRecord) -> bool:
+    def has_connected_library(self, member: SessionRecord) -> bool:
         """Return whether a library of a process of the session is connected."""
 
 
@@ -102,7 +102,7 @@ class SessionHandler:
         self.expected.joined(connection.peer.uid, hello.kernel_id)
         self._name(member, hello.name, hello.kernel_id)
         member.by_link = False
-        self.guards.told(member, hello.ungated)
+        self.guards.set_ungated(member, hello.ungated)
         self._bind(member, connection)
         return member
 
@@ -248,7 +248,7 @@ class SessionHandler:
         self.places.move_up_soon()
         for member in list(self._leaving):
             if self._core.scheduler.state_of(member.id) is None:
-                self._say_farewell(member, self._leaving.pop(member))
+                self._send_farewell(member, self._leaving.pop(member))
 
     def expect_back(self, member: SessionRecord) -> None:
         """Dismiss ``member``, which lives but has no connection, unless it comes back soon."""
@@ -270,7 +270,7 @@ class SessionHandler:
             # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
             self.expect_back(member)
             return
-        if member in self._leaving or self.libraries.speaks_for(member):
+        if member in self._leaving or self.libraries.has_connected_library(member):
             return
         log.info("session did not come back", session=member.id, pid=member.ref.pid)
         self.dismiss(member)
@@ -278,14 +278,14 @@ class SessionHandler:
     def _is_held(self, member: SessionRecord) -> bool:
         return self._core.scheduler.state_of(member.id) in _HELD
 
-    def tell_left_out(self, session: SessionId, why: str) -> None:
+    def notify_left_out(self, session: SessionId, why: str) -> None:
         member = self._registry.get(session)
         if member is not None and member.connection is not None:
             text, remedy = user_texts.left_out(why)
             told = m.UserNotice(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
             member.connection.send(told)
 
-    def _say_farewell(self, member: SessionRecord, asked: Connection | None) -> None:
+    def _send_farewell(self, member: SessionRecord, asked: Connection | None) -> None:
         """Remove ``member``. ``asked`` is the connection that said goodbye, if any. A newer
         connection (the process came back meanwhile) is closed without an answer: it connects again,
         as a new session."""

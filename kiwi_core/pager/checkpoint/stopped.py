@@ -45,7 +45,7 @@ def has_driver(ref: ProcessRef) -> bool:
 
 def why_frozen(ref: ProcessRef) -> str:
     """Return why ``ref`` is frozen, by the freezer of control groups, version 2 or 1; empty: no."""
-    return BY_FREEZER if any(_says_frozen(place) for place in _places(ref.pid)) else ""
+    return BY_FREEZER if any(_is_frozen(place) for place in _places(ref.pid)) else ""
 
 
 def _places(pid: int) -> tuple[Path, ...]:
@@ -70,7 +70,7 @@ def _places_in(groups: str, mounted: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _says_frozen(place: Path) -> bool:
+def _is_frozen(place: Path) -> bool:
     try:
         words = processes.text_of(place).split()
     except OSError:

@@ -37,10 +37,10 @@ _OUR_LIBRARY: Final = "/libkiwi_"
 """Part of the path of Kiwi's library, preloaded or loaded as a gate. A process that maps this path
 has loaded the library."""
 
-_TOLD_SHARED: Final = "ipc"
+_REPORTED_SHARED: Final = "ipc"
 """The library's word for memory that a program has exported, or imported from another one."""
 
-_TOLD_MANAGED: Final = "managed"
+_REPORTED_MANAGED: Final = "managed"
 """The library's word for managed memory."""
 
 _NCCL_THREADS: Final = "pt_nccl_"
@@ -82,20 +82,20 @@ def why_unmovable(
     driver_version: str,
     *,
     mig: bool = False,
-    told: Collection[str] = (),
+    reported: Collection[str] = (),
     root: Path = Path("/"),
 ) -> WhyUnmovable | None:
     """Return why the driver must not move ``ref``; ``None``: nothing is known against it.
 
-    ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``told`` are the
+    ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``reported`` are the
     kinds of memory of the process that its library cannot own. ``root`` is the directory that
     holds ``/proc``; tests pass another.
     """
     if mig:
         return MIG
-    if _TOLD_SHARED in told:
+    if _REPORTED_SHARED in reported:
         return _shares(ref.pid)
-    if _TOLD_MANAGED in told or _uvm_mappings(ref.pid, root) > _UVM_MAPPINGS:
+    if _REPORTED_MANAGED in reported or _uvm_mappings(ref.pid, root) > _UVM_MAPPINGS:
         return _managed(ref.pid)
     if _major(driver_version) >= NCCL_DIES_SINCE and _has_nccl(ref.pid, root):
         return _nccl(ref.pid, driver_version)

@@ -50,7 +50,7 @@ def copy_of(st: State) -> State:
     for name in (*_FIRST, *_REST):
         setattr(copied, name, _mapped(getattr(st, name), copies))
     copied.sessions = copies
-    copied.stories = _UNTOLD
+    copied.stories = _NO_STORIES
     copied.history = History(0, 0)
     copied.speed = _Settled(st.speed)
     return copied
@@ -88,14 +88,14 @@ def _mapped(value: Any, copies: dict[SessionId, Session]) -> Any:
     return copy(value)
 
 
-class _Untold(Stories):
+class _NoStories(Stories):
     """Stories of a copy, which no caller reads."""
 
     def end(self, session: SessionId) -> None:
         pass
 
 
-_UNTOLD: Final = _Untold(0)
+_NO_STORIES: Final = _NoStories(0)
 _UNREAD: Final = deque[tuple[int, str, tuple[object, ...]]](maxlen=0)
 
 

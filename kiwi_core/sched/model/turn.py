@@ -74,7 +74,7 @@ class Turn:
         self.want = QUEUED
         self.queued_ns = now_ns
 
-    def has_heard_of(self, burst: int) -> None:
+    def note_burst(self, burst: int) -> None:
         """Record the number of a burst that it neither waits for nor runs."""
         self.burst = max(self.burst, burst)
 

@@ -46,7 +46,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         kept_out.keep_out(st, session, event.kept_out)
     if event.mid_burst and session.want is NOTHING and session.residency is not LOST:
         bursts.enqueue(st, session, event.burst, mid_burst=True)
-    session.has_heard_of(event.burst)
+    session.note_burst(event.burst)
     st.refresh(session)
 
 
@@ -124,7 +124,7 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
     if session.leaving or session.ended or event.burst < session.burst:
         st.ignore()
     elif session.residency is LOST:
-        session.has_heard_of(event.burst)
+        session.note_burst(event.burst)
         st.notify(session, Notice.LOST, session.problem_detail)
         orders.grant_lost(st, session)
     elif session.want is not NOTHING and event.burst == session.burst:

@@ -156,7 +156,7 @@ def _refused(
             _runs_on(st, session)
     known = reason in HOPELESS and words == session.problem_detail
     if running.doing is PAGING_OUT:
-        known = known or _is_told(session, reason, words)
+        known = known or _is_known_to_user(session, reason, words)
         _stays(st, session, reason, detail)
     session.back_off(st.config, st.now_ns, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
@@ -168,7 +168,7 @@ def _refused(
     _leave_or_return(st, session)
 
 
-def _is_told(session: Session, reason: Reason, words: str) -> bool:
+def _is_known_to_user(session: Session, reason: Reason, words: str) -> bool:
     """Return whether the user knows already why it cannot be paged out. The GPU can stay full for
     long, and the figures of a job's memory vary.
     """

@@ -8,7 +8,7 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_jupyter.kernel.analysis.holdings import told_of_its_end
+from kiwi_jupyter.kernel.analysis.holdings import end_callbacks
 
 if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.judge import Judge
@@ -80,7 +80,7 @@ class Classes:
         why = judge.value(kind)
         if why is not None:
             return why
-        why = self._why_not_payload(value, kind, judge) or judge.value(told_of_its_end(value))
+        why = self._why_not_payload(value, kind, judge) or judge.value(end_callbacks(value))
         if why is not None:
             return why
         for base in kind.__mro__:

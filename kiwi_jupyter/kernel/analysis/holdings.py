@@ -140,7 +140,7 @@ class Holdings:
             if how is _FOLLOW:
                 follow.append(item)
                 if weakref.getweakrefcount(item):
-                    more += told_of_its_end(item)
+                    more += end_callbacks(item)
             elif how is _ASK:
                 held, why = self._ask(item, kind)
                 if why is not None:
@@ -255,7 +255,7 @@ _JUDGED: Final = frozenset(
 )
 
 
-def told_of_its_end(value: object) -> list[Any]:
+def end_callbacks(value: object) -> list[Any]:
     """Return the functions that are called when ``value`` is freed."""
     called: list[Any] = []
     for reference in weakref.getweakrefs(value):

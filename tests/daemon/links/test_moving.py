@@ -142,6 +142,6 @@ def test_a_program_that_execs_while_it_is_out_misses_nothing(
             daemon.wait_for(lambda s: s.daemon_pid != old, "a new daemon")
         wait_until(lambda: not daemon.session(notebook.pid).paged_out_bytes, "nothing is out")
         notebook.worker.do("begin()")
-        assert "lost" not in dict(notebook.told())
+        assert "lost" not in dict(notebook.notices())
     finally:
         notebook.worker.do("child.kill(); child.wait()")

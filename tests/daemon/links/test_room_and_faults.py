@@ -82,7 +82,7 @@ class Asking:
         )
         self.pid = int(parent.get("child.pid"))
         try:
-            self.has_heard("pong", times=2 if grandchild else 1)
+            self.has_received("pong", times=2 if grandchild else 1)
         except AssertionError:
             self.kill()
             raise
@@ -90,11 +90,11 @@ class Asking:
     def may_answer(self) -> None:
         self._may_answer.touch()
 
-    def heard(self) -> str:
+    def messages(self) -> str:
         return self._words.read_text()
 
-    def has_heard(self, kind: str, times: int = 1) -> None:
-        wait_until(lambda: self.heard().count(f"{kind!r}") >= times, f"{kind!r} is heard")
+    def has_received(self, kind: str, times: int = 1) -> None:
+        wait_until(lambda: self.messages().count(f"{kind!r}") >= times, f"{kind!r} is heard")
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -125,10 +125,10 @@ def test_room_is_asked_for_anew_by_a_session_that_takes_over(
         daemon.wait_for(
             lambda s: {x.pid for x in s.sessions} == {holder.pid, parent.pid}, "it has taken over"
         )
-        assert "'room'" not in child.heard()
+        assert "'room'" not in child.messages()
         holder.worker.do("client.end_burst()")
-        child.has_heard("room")
-        assert "'granted': True" in child.heard()
+        child.has_received("room")
+        assert "'granted': True" in child.messages()
     finally:
         with suppress(WorkerError):  # the test may have failed before this
             parent.do("child.kill(); child.wait()")
@@ -141,10 +141,10 @@ def test_a_child_that_asked_for_room_is_answered_when_its_session_dies(
     parent = linked(daemon)
     child = Asking(parent.worker, daemon, tmp_path)
     try:
-        assert "'room'" not in child.heard()
+        assert "'room'" not in child.messages()
         parent.kill()
-        daemon.wait_for(lambda _: "'room'" in child.heard(), "it is answered")
-        assert "'granted': False" in child.heard()
+        daemon.wait_for(lambda _: "'room'" in child.messages(), "it is answered")
+        assert "'granted': False" in child.messages()
     finally:
         child.kill()
         holder.worker.do("client.end_burst()")
@@ -160,10 +160,10 @@ def test_a_grandchild_is_taken_along_with_its_request_for_room(
         daemon.wait_for(
             lambda s: {x.pid for x in s.sessions} == {holder.pid, child.pid}, "one for both"
         )
-        assert "'room'" not in child.heard()
+        assert "'room'" not in child.messages()
         holder.worker.do("client.end_burst()")
-        daemon.wait_for(lambda _: "'room'" in child.heard(), "it is answered")
-        assert "'granted': True" in child.heard()
+        daemon.wait_for(lambda _: "'room'" in child.messages(), "it is answered")
+        assert "'granted': True" in child.messages()
     finally:
         child.kill()
 
@@ -179,14 +179,14 @@ def test_a_session_that_dies_in_the_middle_of_a_move_leaves_a_request_for_room(
         with Talker(daemon.sockets()[0]) as observer:
             observer.hello()
             observer.ask("release", session=daemon.wait_state(parent.pid, "idle").id)
-            child.has_heard("pager-do")
+            child.has_received("pager-do")
         parent.kill()
         daemon.wait_for(lambda s: {x.pid for x in s.sessions} == {holder.pid}, "it has died")
         holder.worker.do("client.end_burst()")
-        assert "'room'" not in child.heard()
+        assert "'room'" not in child.messages()
         child.may_answer()
-        daemon.wait_for(lambda _: "'room'" in child.heard(), "it is answered")
-        assert "'granted': True" in child.heard()
+        daemon.wait_for(lambda _: "'room'" in child.messages(), "it is answered")
+        assert "'granted': True" in child.messages()
     finally:
         child.kill()
 

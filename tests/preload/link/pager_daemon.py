@@ -44,7 +44,7 @@ class Peer(Connection):
     def __init__(self, daemon: PagerDaemon, sock: socket.socket) -> None:
         super().__init__(daemon.faults, sock)
         self.daemon = daemon
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self._ops = 0
 
     def say(self, kind: str, **fields: object) -> None:
@@ -85,19 +85,19 @@ class Peer(Connection):
         assert self.do("somersault")["outcome"] == "refused"
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in tuple(self.heard) if message["type"] == kind]
+        return [message for message in tuple(self.received) if message["type"] == kind]
 
-    def await_heard(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+    def await_received(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
         return eventually(lambda: found if len(found := self.of(kind)) >= count else [])
 
     @property
     def state(self) -> dict[str, Any]:
         """Return the last state that the process sent."""
-        return self.await_heard("pager-state")[-1]
+        return self.await_received("pager-state")[-1]
 
     def take(self, _message: ClientMessage, line: bytes) -> None:
         message: dict[str, Any] = json.loads(line)
-        self.heard.append(message)
+        self.received.append(message)
         if message["type"] == "hello" and self.daemon.welcoming:
             self.welcome()
         if message["type"] == "ping" and self.daemon.welcoming and not self.daemon.deaf:
@@ -144,7 +144,7 @@ class PagerDaemon(SocketServer[Peer]):
         """Return connection ``number``, from 1, once it has sent its state."""
         peer = eventually(lambda: self.peers[number - 1] if len(self.peers) >= number else None)
         assert peer is not None
-        peer.await_heard("pager-state")
+        peer.await_received("pager-state")
         return peer
 
     def accepted(self, sock: socket.socket) -> Peer | None:

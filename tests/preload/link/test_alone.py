@@ -49,7 +49,7 @@ def test_its_memory_comes_back_by_itself(stage: Stage) -> None:
     peer = stage.daemon.peer(2)
     assert [m["state"] for m in peer.of("pager-state")] == ["resident"]
     asks(program, 64)
-    peer.await_heard("want-lease")  # the program is scheduled again
+    peer.await_received("want-lease")  # the program is scheduled again
     peer.say("gate", open=True)
     assert program.answer() is True
 
@@ -131,7 +131,7 @@ def test_it_waits_for_a_daemon(stage: Stage, controller: Controller, mib: int) -
     stage.daemon.start()
     again = stage.daemon.peer(2)
     assert again.state["state"] == "out"
-    again.await_heard("want-lease")
+    again.await_received("want-lease")
     controller.give_back(program.pid)
     assert again.do("page-in")["outcome"] == "moved"
     program.answer()
@@ -173,7 +173,7 @@ def test_a_program_that_ends_meanwhile_waits_in_its_last_frees(
     assert peer.do("yield")["outcome"] == "moved"
     controller.take(program.pid)
     program.end_input()
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.ended(NOT_YET_S)
     controller.give_back(program.pid)
     peer.begin("page-in")
@@ -191,7 +191,7 @@ def test_a_daemon_that_hangs_while_a_call_waits_for_the_lease(stage: Stage) -> N
     stage.daemon.deaf = stage.daemon.welcoming = True
     stage.daemon.welcoming = False
     asks(program, 4)
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert program.answer() is True, "it goes on without Kiwi"
     assert "does not answer" in stage.log
     assert peer.ended
@@ -217,11 +217,11 @@ def test_a_slow_daemon_is_waited_for(stage: Stage, what: str) -> None:
         page_out(stage)
     if what == "room":
         program.send("alloc(250 * MIB)", "exec")
-        peer.await_heard("want-room")
+        peer.await_received("want-room")
     else:
         asks(program, 16)
     pings = len(peer.of("ping"))
-    peer.await_heard("ping", pings + 4)  # longer than the daemon may be silent
+    peer.await_received("ping", pings + 4)  # longer than the daemon may be silent
     assert not program.answered()
     assert len(stage.daemon.peers) == 1
     if what == "room":
@@ -240,12 +240,12 @@ def test_a_program_that_was_frozen_itself_does_not_blame_the_daemon(stage: Stage
     peer = stage.daemon.peer()
     peer.gate(open=False)
     asks(program, 4)
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     os.kill(program.pid, signal.SIGSTOP)
     time.sleep(SILENCE_S + 1)
     os.kill(program.pid, signal.SIGCONT)
     pings = len(peer.of("ping"))
-    peer.await_heard("ping", pings + 3)
+    peer.await_received("ping", pings + 3)
     assert len(stage.daemon.peers) == 1
     peer.say("gate", open=True)
     assert program.answer() is True

@@ -53,7 +53,7 @@ def test_a_graph_launch_asks_for_the_lease(stage: Stage, program: Worker) -> Non
     peer = stage.daemon.peer()
     peer.gate(open=False)
     program.send("run(copies)", "exec")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.answered(NOT_YET_S)
     peer.gate(open=True)
     assert program.answer() is None
@@ -109,7 +109,7 @@ def test_a_capture_comes_to_its_end_without_a_lease(stage: Stage, program: Worke
     peer.gate(open=False)
     program.do("put(q + MIB, 9, MIB); r = alloc(MIB); put(r, 9, MIB); g = end()")
     program.send("run(instantiate(g))", "exec")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.answered(NOT_YET_S)
     peer.gate(open=True)
     assert program.answer() is None
@@ -126,7 +126,7 @@ def test_room_is_asked_for_in_a_capture(stage: Stage) -> None:
     peer = stage.daemon.peer(2)
     program.do("begin(mode=RELAXED); put(q, 9, MIB)")
     program.send("r = alloc(100 * MIB); put(r, 9, 100 * MIB); e = instantiate(end())", "exec")
-    [asked] = peer.await_heard("want-room")
+    [asked] = peer.await_received("want-room")
     assert peer.do("page-out", within_s=ALLOWED_S)["reason"] == "lock-timeout"
     assert other_peer.do("page-out")["outcome"] == "moved"
     peer.say("room", request=asked["request"], granted=True, detail="")

@@ -64,7 +64,7 @@ def test_a_daemon_that_takes_its_time_holds_nobody_up(stage: Stage) -> None:
     assert works(program)
     eventually(lambda: stage.daemon.peers and stage.daemon.peers[0].of("hello"))
     [peer] = stage.daemon.peers
-    assert [m["type"] for m in peer.heard] == ["hello", "ping"], "no more before it is welcome"
+    assert [m["type"] for m in peer.received] == ["hello", "ping"], "no more before it is welcome"
     peer.welcome()
     assert peer.do("page-out")["outcome"] == "moved"
     assert peer.do("page-in")["outcome"] == "moved"
@@ -87,14 +87,14 @@ def test_cut_while_a_call_waits_for_a_lease(stage: Stage) -> None:
     peer = stage.daemon.peer()
     peer.gate(open=False)
     program.send("digest(p, 4 * MIB) == d")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     stage.daemon.stop()
     assert program.answer() is True, "without a daemon it runs on"
     stage.daemon.opens = False
     stage.daemon.start()
     peer = stage.daemon.peer(2)
     program.send("digest(p, 4 * MIB) == d")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     peer.say("gate", open=True)
     assert program.answer() is True
 
@@ -168,10 +168,10 @@ def test_a_wish_for_room_is_asked_again(stage: Stage) -> None:
     program = stage.program(FILLED.format(64))
     peer = stage.daemon.peer()
     program.send("alloc(220 * MIB)", "exec")
-    [first] = peer.await_heard("want-room")
+    [first] = peer.await_received("want-room")
     peer.drop()
     peer = stage.daemon.peer(2)
-    [again] = peer.await_heard("want-room")
+    [again] = peer.await_received("want-room")
     assert again["bytes"] == first["bytes"]
     peer.say("room", request=again["request"] + 1000, granted=True, detail="")
     assert not program.answered(NOT_YET_S), "that was somebody else's"
@@ -460,7 +460,7 @@ def test_a_program_that_closes_what_it_does_not_know(stage: Stage) -> None:
     assert peer.do("page-in")["outcome"] == "moved"
     peer.gate(open=False)
     program.send("digest(p, 4 * MIB) == d")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     peer.say("gate", open=True)
     assert program.answer() is True
     program.do(

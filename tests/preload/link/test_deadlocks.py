@@ -108,7 +108,7 @@ def test_frees_at_exit_wait_at_a_shut_gate(stage: Stage, action: str, daemon: st
         stage.daemon.stop()
     program.end_input()
     if daemon == "there":
-        peer.await_heard("want-lease")
+        peer.await_received("want-lease")
         peer.begin("free" if action == "hold" else "page-in")
     assert program.ended(30)
     assert program.returncode == 0
@@ -133,7 +133,7 @@ def test_an_exit_while_a_thread_waits_for_room(stage: Stage) -> None:
         "    driver.cuMemAlloc(250 * MIB)\n"
         "threading.Thread(target=grow, daemon=True).start()"
     )
-    stage.daemon.peer().await_heard("want-room")
+    stage.daemon.peer().await_received("want-room")
     program.end_input()
     assert program.ended(30)
     assert program.returncode == 0

@@ -62,7 +62,7 @@ def test_every_call_is_held_and_asks_for_the_lease(
 ) -> None:
     program = held(stage, **more)
     program.send(f"int({CALLS[call]}[0])")
-    stage.daemon.peer().await_heard("want-lease")
+    stage.daemon.peer().await_received("want-lease")
     assert not program.answered(NOT_YET_S)
     assert stage.daemon.peer().do("free")["outcome"] == "moved"
     assert program.answer() == 0
@@ -84,7 +84,7 @@ def test_a_call_that_waited_before_the_shut_asks_too(stage: Stage) -> None:
     )
     program.do("worker.start()")  # one of its calls finds the gate closed, whenever that is
     assert peer.end(op)["outcome"] == "moved"
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     peer.do("free")
     program.do("left.set(); worker.join()")
 
@@ -153,7 +153,7 @@ def test_a_question_for_free_memory_gets_the_right_answer_once_the_driver_lets_g
     assert stage.used_bytes < gpu.used_bytes
     program.do("go.set()")
     peer = stage.daemon.peer()
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert program.get("(found, asker.is_alive())") == [[], True]
     controller.give_back(program.pid)
     assert program.get("(found, asker.is_alive())") == [[], True]
@@ -184,13 +184,13 @@ def test_nothing_of_the_library_needs_the_driver_meanwhile(
     peer.say("gate", open=False)
     peer.say("pager-limits", arena_bytes=-1)
     program.send("sync()", "exec")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.answered(3.0)
     stage.daemon.stop()
     stage.daemon.start()
     again = stage.daemon.peer(2)
     assert again.state["state"] == "held"
-    again.await_heard("want-lease")
+    again.await_received("want-lease")
     for action in ("hold", "page-out", "hold"):
         assert again.do(action)["outcome"] == "moved"
     controller.give_back(program.pid)
@@ -210,7 +210,7 @@ def test_without_a_daemon_it_stays_shut(stage: Stage, controller: Controller) ->
     assert not program.answered(NOT_YET_S)
     stage.daemon.start()
     peer = stage.daemon.peer(2)
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     controller.give_back(program.pid)
     assert peer.do("free")["outcome"] == "moved"
     program.answer()
@@ -228,7 +228,7 @@ def test_frees_at_exit_wait_until_it_opens(
         stage.daemon.stop()
         stage.daemon.start()
     peer = stage.daemon.peer(2 if again else 1)
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.ended(NOT_YET_S)
     controller.give_back(program.pid)
     peer.say("pager-do", op=99, action="free", within_ns=10**9)
@@ -249,7 +249,7 @@ def test_signals_end_it(stage: Stage, controller: Controller, number: int) -> No
     program = held(stage, **GATE_ONLY)
     controller.take(program.pid)
     program.send("sync()", "exec")
-    stage.daemon.peer().await_heard("want-lease")
+    stage.daemon.peer().await_received("want-lease")
     os.kill(program.pid, number)
     assert program.ended(30)
     assert program.returncode == -number
@@ -257,10 +257,10 @@ def test_signals_end_it(stage: Stage, controller: Controller, number: int) -> No
 
 def test_the_gate_under_the_drivers_name_is_the_same(stage: Stage, controller: Controller) -> None:
     program = held(stage, by_name=True)
-    assert stage.daemon.peer().heard[0]["owns"] is False
+    assert stage.daemon.peer().received[0]["owns"] is False
     controller.take(program.pid)
     program.send("sync()", "exec")
-    stage.daemon.peer().await_heard("want-lease")
+    stage.daemon.peer().await_received("want-lease")
     assert not program.answered(NOT_YET_S)
     controller.give_back(program.pid)
     assert stage.daemon.peer().do("free")["outcome"] == "moved"

@@ -22,7 +22,7 @@ NOT_YET_S = 0.3
 def test_it_introduces_itself_and_says_how_things_are(stage: Stage) -> None:
     program = stage.program()
     peer = stage.daemon.peer()
-    hello, ping, state = peer.heard[:3]
+    hello, ping, state = peer.received[:3]
     assert (hello["type"], ping["type"]) == ("hello", "ping")
     assert (hello["role"], hello["protocol"]) == ("pager", 1)
     assert hello["client"].startswith("kiwi-preload ")
@@ -38,7 +38,7 @@ def test_it_introduces_itself_and_says_how_things_are(stage: Stage) -> None:
 
 def test_it_says_that_it_is_only_the_gate(stage: Stage) -> None:
     stage.program(KIWI_PRELOAD_OWN="0")
-    assert stage.daemon.peer().heard[0]["owns"] is False
+    assert stage.daemon.peer().received[0]["owns"] is False
 
 
 def test_changes_of_bytes_are_told_four_times_a_second_at_most(
@@ -86,10 +86,10 @@ def test_the_state_is_told_before_the_operation_is_done(stage: Stage) -> None:
     expected = {"hold": "held", "page-out": "out", "page-in": "resident"}
     for action in expected:
         peer.do(action)
-    told = [m["state"] for m in peer.heard if m["type"] == "pager-state"]
+    told = [m["state"] for m in peer.received if m["type"] == "pager-state"]
     for op, state in enumerate(expected.values(), 1):
-        at = next(i for i, m in enumerate(peer.heard) if m.get("op") == op)
-        before = [m["state"] for m in peer.heard[:at] if m["type"] == "pager-state"]
+        at = next(i for i, m in enumerate(peer.received) if m.get("op") == op)
+        before = [m["state"] for m in peer.received[:at] if m["type"] == "pager-state"]
         assert before[-1] == state, told
 
 
@@ -179,14 +179,14 @@ def test_without_a_lease_a_call_asks_once_and_waits(stage: Stage) -> None:
     program = stage.program("")
     program.send("init(); p = alloc(MIB)", "exec")
     peer = stage.daemon.peer()
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.answered(NOT_YET_S)
     assert len(peer.of("want-lease")) == 1
     peer.say("gate", open=True)
     program.answer()
     peer.gate(open=False)
     program.send("free(alloc(MIB))", "exec")
-    peer.await_heard("want-lease", 2)
+    peer.await_received("want-lease", 2)
     peer.say("gate", open=True)
     program.answer()
     assert len(peer.of("want-lease")) == 2
@@ -199,7 +199,7 @@ def test_a_call_asks_for_the_lease_when_the_memory_is_out_too(stage: Stage) -> N
     peer.gate(open=False)
     assert peer.do("page-out")["outcome"] == "moved"
     program.send("digest(p, MIB) == d")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert peer.do("page-in")["outcome"] == "moved"
     assert not program.answered(NOT_YET_S), "in the GPU, but without a lease"
     peer.say("gate", open=True)
@@ -211,10 +211,10 @@ def test_a_call_that_waits_since_before_the_lease_was_taken_away_asks_again(stag
     peer = stage.daemon.peer()
     assert peer.do("page-out")["outcome"] == "moved"
     program.send("digest(p, MIB) == d")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.answered(NOT_YET_S)
     peer.gate(open=False)
-    peer.await_heard("want-lease", 2)
+    peer.await_received("want-lease", 2)
     peer.say("gate", open=True)
     assert peer.do("page-in")["outcome"] == "moved"
     assert program.answer() is True
@@ -227,7 +227,7 @@ def test_free_returns_the_gate_to_its_last_ordered_state(stage: Stage) -> None:
     peer.gate(open=False)
     peer.do("free")
     program.send("free(alloc(MIB))", "exec")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert not program.answered(NOT_YET_S)
     peer.say("gate", open=True)
     program.answer()
@@ -255,7 +255,7 @@ def test_room_that_was_made_is_used(stage: Stage) -> None:
     program = stage.program("init(); p = alloc(64 * MIB)")
     peer = stage.daemon.peer(2)
     program.send("alloc(100 * MIB) > 0")
-    [asked] = peer.await_heard("want-room")
+    [asked] = peer.await_received("want-room")
     assert not program.answered(NOT_YET_S)
     assert other_peer.do("page-out")["outcome"] == "moved"
     peer.say("room", request=asked["request"], granted=True, detail="")
@@ -288,14 +288,14 @@ def test_room_is_asked_for_by_what_cannot_be_owned_too(stage: Stage, kind: str) 
     program.do(VMM + "pool = ck(driver.cuDeviceGetDefaultMemPool(0))")
     peer = stage.daemon.peer(2)
     program.send(NOT_OWNED[kind])
-    [asked] = peer.await_heard("want-room")
+    [asked] = peer.await_received("want-room")
     assert asked["bytes"] == 100 * MIB
     assert not program.answered(NOT_YET_S)
     assert other_peer.do("page-out")["outcome"] == "moved"
     peer.say("room", request=asked["request"], granted=True, detail="")
     assert program.answer() == 0
     program.send(NOT_OWNED[kind])
-    second = peer.await_heard("want-room", 2)[-1]
+    second = peer.await_received("want-room", 2)[-1]
     peer.say("room", request=second["request"], granted=False, detail="")
     assert program.answer() == 2, "out of memory, by the daemon's word"
 
@@ -346,7 +346,7 @@ def test_a_program_that_waits_for_room_can_be_paged_out(stage: Stage) -> None:
     program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")
     peer = stage.daemon.peer()
     program.send("alloc(220 * MIB)", "exec")
-    [asked] = peer.await_heard("want-room")
+    [asked] = peer.await_received("want-room")
     assert peer.do("page-out")["outcome"] == "moved"
     peer.say("room", request=asked["request"], granted=False, detail="")
     assert not program.answered(NOT_YET_S), "the answer is no way through a closed gate"
@@ -362,12 +362,12 @@ def test_a_program_paged_out_while_waiting_for_room_asks_for_the_lease(stage: St
     program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")
     peer = stage.daemon.peer()
     program.send("alloc(220 * MIB)", "exec")
-    [asked] = peer.await_heard("want-room")
+    [asked] = peer.await_received("want-room")
     peer.gate(open=False)
     assert peer.do("page-out")["outcome"] == "moved"
     assert peer.of("want-lease") == [], "it waits for room still"
     peer.say("room", request=asked["request"], granted=False, detail="")
-    peer.await_heard("want-lease")
+    peer.await_received("want-lease")
     assert peer.do("page-in")["outcome"] == "moved"
     with pytest.raises(Exception, match="OUT_OF_MEMORY"):
         program.answer()
