@@ -17,6 +17,8 @@ from daemon import wait_until
 from notebooks import assert_books_agree
 
 from kiwi_core import emulator
+from kiwi_core.sched import events as ev
+from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,17 +34,19 @@ pytestmark = pytest.mark.e2e
 GPU = "1x128MiB"
 MIB = 1 << 20
 
-SPIN = """
-module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
-spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
+LONG_WORK = """
 import ctypes
-def long_kernel(seconds, begun=None):
-    arguments = ((int(seconds * 1e9),), (ctypes.c_uint64,))
-    check(cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
-    if begun:  # the GPU is at it: from here on a lock has to wait
-        open(begun, "w").close()
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def wait_in_stream(_):
+    open(begun, "w").close()  # from here on a lock has to wait
+    while not os.path.exists(over):
+        time.sleep(0.01)
+def long_work():
+    work = cuda.CUhostFn(ctypes.cast(wait_in_stream, ctypes.c_void_p).value)
+    check(cuda.cuLaunchHostFunc(0, work, 0))
     check(cuda.cuCtxSynchronize())
 """
+"""Work in the GPU's queue that begins with the file ``begun`` and lasts until there is ``over``."""
 FREE = "check(cuda.cuMemFree(memory.address))"
 
 
@@ -88,6 +92,24 @@ def has_problem(daemon: Daemon, notebook: Notebook, problem: str, words: str = "
     daemon.wait_for(lambda _: has_it(), f"{notebook.name} has {problem!r} and is told {words!r}")
 
 
+def says(daemon: Daemon, kiwi_status: Callable[[Daemon], str], *texts: str) -> None:
+    """Wait until one ``kiwi status`` has all ``texts``. A refused page-out is tried repeatedly, and
+    each try is shown as a page-out under way, not as the problem."""
+
+    def said() -> bool:
+        status = kiwi_status(daemon)
+        return all(text in status for text in texts)
+
+    wait_until(said, f"a status with {texts}")
+
+
+def refusals(daemon: Daemon, kind: type[ev.PageOutRefused | ev.PageInRefused]) -> list[Reason]:
+    """Return the reasons of the refused operations. The journal has all of them; a status has the
+    last one, and only until the next try."""
+    events = (entry.event for entry in daemon.journal())
+    return [event.reason for event in events if isinstance(event, kind)]
+
+
 def goes_on(notebook: Notebook) -> None:
     """Check that a short GPU cell succeeds."""
     notebook.finish(notebook.work(steps=2))
@@ -99,27 +121,28 @@ def test_a_lock_that_times_out(
     make_notebook: Callable[..., Notebook],
     kiwi_status: Callable[[Daemon], str],
 ) -> None:
-    """A very long GPU kernel causes the first one; if the driver moves memory, a fault the
-    second."""
+    """Work of the GPU that does not end causes the first ones; if the driver moves memory, a fault
+    causes another."""
     daemon = start("--tq", "0.3", "--lock-timeout", "0.5")
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=72)
-    a.check(SPIN)
-    stop, begun = daemon.directory / "stop", daemon.directory / "begun"
-    a_cell = a.start(f"long_kernel(6, {str(begun)!r})\n{gpu_cells.work(until=stop)}")
-    # before its kernel has started, A can be stopped like any other
-    wait_until(begun.exists, "A's long kernel")
+    stop, begun, over = (daemon.directory / name for name in ("stop", "begun", "over"))
+    a.check(f"begun, over = {str(begun)!r}, {str(over)!r}\n{LONG_WORK}")
+    a_cell = a.start(f"long_work()\n{gpu_cells.work(until=stop)}")
+    # before its work has started, A can be stopped like any other
+    wait_until(begun.exists, "A's long work")
     b_cell = b.work(steps=5)
     has_problem(daemon, a, "page-out-refused")
     waits_with(b, b_cell, "the GPU memory of another notebook cannot be moved out at the moment")
-    said = (
+    says(
+        daemon,
+        kiwi_status,
         "A.ipynb",
         "could not be moved out, so others wait longer (lock-timeout",
         "Waiting because the GPU memory of another notebook cannot be moved out",
     )
-    # each new try is shown as a page-out under way, not as the problem
-    wait_until(lambda: _all_in(said, kiwi_status(daemon)), "a status between two tries")
     assert not b.kernel.finished(b_cell)
+    over.touch()
     b.finish(b_cell)
     stop.touch()
     a.finish(a_cell)
@@ -130,19 +153,16 @@ def test_a_lock_that_times_out(
     assert_books_agree(daemon)
 
 
-def _all_in(texts: tuple[str, ...], whole: str) -> bool:
-    return all(text in whole for text in texts)
-
-
 def _the_driver_refuses_once(daemon: Daemon, a: Notebook, b: Notebook) -> None:
     stop = daemon.directory / "stop"
+    before = len(refusals(daemon, ev.PageOutRefused))
     emulator.faults(daemon.state_path).set("lock_timeout", pid=b.pid)
     stop.unlink()
     b_cell = b.work(until=stop)
     b.wait_state("running")
     a_cell = a.work(steps=5)
-    has_problem(daemon, b, "page-out-refused")
     a.finish(a_cell)
+    assert refusals(daemon, ev.PageOutRefused)[before:] == [Reason.LOCK_TIMEOUT]
     assert b.session.problem == "", "it could be moved at the second attempt"
     stop.touch()
     b.finish(b_cell)
@@ -161,31 +181,24 @@ def test_programs_outside_kiwi_hold_the_memory(
     b.check("%kiwi release")
     daemon.wait_for(lambda _: b.state == "paged-out", "B is out")
     outsider = stack.enter_context(_outsider(daemon))
-    outsider.do(f"init(); held = alloc({60 * MIB})")
     daemon.wait_for(lambda status: status.memory.outside_bytes > 60 * MIB, "it is seen")
     b_cell = b.work(steps=5)
     waits_with(b, b_cell, "Waiting because programs outside Kiwi hold GPU memory")
     goes_on(a)
     a.wait_state("idle")  # its turn is over
-    status = kiwi_status(daemon)
-    assert "held by programs outside Kiwi" in status
-    assert "Waiting because programs outside Kiwi hold GPU memory that this program" in status
-    assert "start them with `kiwi run`" in status
+    says(
+        daemon,
+        kiwi_status,
+        "held by programs outside Kiwi",
+        "Waiting because programs outside Kiwi hold GPU memory that this program",
+        "start them with `kiwi run`",
+    )
     outsider.close()
     b.finish(b_cell)
     b.assert_intact()
 
-    # The same while the daemon does not know it: it reads an idle GPU every few seconds only, so
-    # its figures are old, and the restore itself is refused.
-    b.check("%kiwi release")
-    daemon.wait_for(lambda _: b.state == "paged-out", "B is out")
-    assert_books_agree(daemon)
-    outsider = stack.enter_context(_outsider(daemon))
-    outsider.do(f"init(); held = alloc({60 * MIB})")
-    b_cell = b.work(steps=5)
-    # Asked at once: the next look shows the program outside, and B waits for that then.
-    has_problem(daemon, b, "page-in-refused", "no-room: It needs")
-    waits_with(b, b_cell, "could not be brought back yet; nothing is lost, and Kiwi tries again")
+    # The same while the daemon does not know it.
+    outsider, b_cell = _refused_for_room(daemon, b, stack)
     goes_on(a)
     outsider.close()
     b.finish(b_cell)
@@ -193,11 +206,44 @@ def test_programs_outside_kiwi_hold_the_memory(
     assert_books_agree(daemon)
 
 
+def _refused_for_room(daemon: Daemon, b: Notebook, stack: ExitStack) -> tuple[_outsider, Cell]:
+    """Let a program outside Kiwi take the room of B, which is out, and B ask for it before the
+    daemon knows: its restore is refused, and B is told so until the daemon has seen the program.
+
+    The daemon reads an idle GPU every few seconds only. It may read before B asks, and B waits for
+    that program at once; or the words may change before they are read. Then this begins again."""
+    words = "could not be brought back yet; nothing is lost, and Kiwi tries again"
+    while True:
+        b.check("%kiwi release")
+        daemon.wait_for(lambda _: b.state == "paged-out", "B is out")
+        assert_books_agree(daemon)
+        outsider = stack.enter_context(_outsider(daemon))
+        refused = len(refusals(daemon, ev.PageInRefused))
+        cell, told = b.work(steps=5), set()
+
+        def known() -> bool:
+            session = b.session
+            told.add((session.problem, "no-room: It needs" in session.problem_text))  # noqa: B023
+            return session.problem == "blocked-outside"
+
+        daemon.wait_for(lambda _: known(), "B waits for the program outside")
+        waits_with(b, cell, "Waiting because programs outside Kiwi hold GPU memory")
+        reasons = refusals(daemon, ev.PageInRefused)[refused:]
+        assert set(reasons) <= {Reason.NO_ROOM}
+        read = any(words in text for text in cell.displays())
+        assert reasons or not read
+        if read and ("page-in-refused", True) in told:
+            return outsider, cell
+        outsider.close()
+        b.finish(cell)
+
+
 class _outsider(Worker):  # noqa: N801 - used like a function
-    """A program that is not a session of Kiwi."""
+    """A program that is not a session of Kiwi, and holds half of the GPU."""
 
     def __init__(self, daemon: Daemon) -> None:
         super().__init__(emulator.environment(daemon.state_path, emulator.build()))
+        self.do(f"init(); held = alloc({60 * MIB})")
 
     def __enter__(self) -> _outsider:
         return self
@@ -277,8 +323,8 @@ def test_a_page_out_that_fails_half_way(
     make_notebook: Callable[..., Notebook],
     kiwi_status: Callable[[Daemon], str],
 ) -> None:
-    """A kernel and its child: one is already out when the other cannot go. Both come back, and the
-    next attempt moves both."""
+    """A kernel and its child: one is already out when the other cannot go. Both come back each
+    time, and the first attempt without the fault moves both."""
     daemon = start("--tq", "0.3")
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=40)
@@ -286,13 +332,15 @@ def test_a_page_out_that_fails_half_way(
     daemon.wait_for(lambda _: a.session.resident_bytes > 66 * MIB, "both processes are counted")
     faults = emulator.faults(daemon.state_path)
     for pid in (child_pid, a.pid):
-        faults.set("checkpoint_fail", pid=pid)
+        before = len(refusals(daemon, ev.PageOutRefused))
+        faults.set("checkpoint_fail", pid=pid, count=-1)
         b_cell = b.work(steps=5)
         has_problem(daemon, a, "page-out-refused")
-        assert "could not be moved out, so others wait longer (driver" in kiwi_status(daemon)
-        b.finish(b_cell)
-        assert faults.hits("checkpoint_fail") == 1
+        says(daemon, kiwi_status, "could not be moved out, so others wait longer (driver")
+        assert not b.kernel.finished(b_cell)
         faults.clear()
+        b.finish(b_cell)
+        assert set(refusals(daemon, ev.PageOutRefused)[before:]) == {Reason.DRIVER}
         assert a.check("%%kiwi gpu\n" + ASK_CHILD).text == "INTACT\n"
         a.assert_intact()
     b.assert_intact()
