@@ -104,7 +104,7 @@ def test_a_program_that_is_out_when_its_kiwi_run_is_killed(
     assert first.session.paged_out_bytes > 0
     first.kill_kiwi_run()
     daemon.wait_for(
-        lambda s: [x.paged_out_bytes > 0 for x in s.sessions if x.pid not in (root, second.pid)],
+        lambda s: any(x.paged_out_bytes for x in s.sessions if x.pid not in (root, second.pid)),
         "it is a session of its own, and out",
     )
     assert first.get("intact()") is True
