@@ -17,7 +17,7 @@ import ledger
 import psutil
 import pytest
 from cli_process import finish, start_kiwi
-from daemon import Daemon, wait_until
+from daemon import PATIENCE_S, Daemon, wait_until
 from gpu_cells import INTACT, PRELUDE, take
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
@@ -25,6 +25,7 @@ from kernels import running_kernel
 from notebooks import assert_books_agree
 
 from kiwi_core import preload
+from kiwi_core.client import Client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,10 +63,18 @@ def test_notebooks_executed_by_tools_side_by_side(
         daemon.directory / "one.ipynb": ["-c", NBCLIENT, str(one), "--output", "%"],
         daemon.directory / "other.ipynb": ["-m", "papermill", str(other), "%", "--no-progress-bar"],
     }
-    running = {
-        path: _start([part.replace("%", str(path)) for part in command], daemon, stack)
-        for path, command in results.items()
-    }
+    (socket,) = daemon.sockets()
+    with Client(socket, name="a third") as third:  # until both wait: one may be slow to start
+        session = third.connect().session
+        third.acquire()
+        running = {
+            path: _start([part.replace("%", str(path)) for part in command], daemon, stack)
+            for path, command in results.items()
+        }
+        daemon.wait_for(lambda status: len(status.queue) == 2, "both wait for the GPU")
+        third.end_burst()
+        daemon.wait_for(lambda status: session not in status.holders, "its turn has ended")
+        third.goodbye(PATIENCE_S)
     for path, process in running.items():
         result = finish(process)
         assert result.code == 0, result.err
@@ -221,20 +230,35 @@ def test_two_kernels_start_one_daemon(private_tmp: Path, stack: ExitStack) -> No
     for kernel in (a, b):
         assert kernel.check(INTACT).text == "INTACT\n"
     assert {session.pid for session in daemon.status().sessions} == {a.pid, b.pid}
-    first = _daemons()
-    for pid in first:
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: _daemons() - first and not first & _daemons(), "another is started", 90.0)
+    first = _one_daemon(daemon)
+    # All are stopped before the first is killed: a supervisor starts its daemon again.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in first:
+            os.kill(pid, number)
+    wait_until(lambda: not first & _daemons() and _daemons(), "another is started", 90.0)
     for kernel in (a, b):
         assert kernel.check(INTACT).text == "INTACT\n"
-    supervisor = psutil.Process(daemon.status().daemon_pid).parent()
-    assert supervisor is not None
-    assert _daemons() == {supervisor.pid, daemon.status().daemon_pid}
-    os.kill(supervisor.pid, signal.SIGTERM)
+    pid = daemon.status().daemon_pid
+    (supervisor,) = _one_daemon(daemon) - {pid}
+    os.kill(supervisor, signal.SIGTERM)
     wait_until(lambda: not _daemons(), "the daemon ends")
     assert not daemon.sockets()
     for kernel in (a, b):  # everything was brought back if possible; otherwise a message says so
         assert kernel.check("2 + 2").result == "4"
+
+
+def _one_daemon(daemon: Daemon) -> set[int]:
+    """Wait until there is only one daemon; return its pid and its supervisor's. For a moment, a
+    process that one of them starts looks like it."""
+
+    def found() -> set[int] | None:
+        pid = daemon.status().daemon_pid
+        supervisor = psutil.Process(pid).parent()
+        pair = {pid, supervisor.pid} if supervisor else set()
+        return pair if _daemons() == pair else None
+
+    one: set[int] = wait_until(found, "one daemon and its supervisor")
+    return one
 
 
 def _daemons() -> set[int]:
