@@ -138,6 +138,10 @@ class Crowd:
                 return
 
 
+def _states(moments: list[Moment]) -> set[SessionState]:
+    return {session.state for moment in moments for session in moment.status.sessions}
+
+
 @pytest.mark.parametrize(
     "policy", ["interactive", pytest.param("round-robin", marks=pytest.mark.slow)]
 )
@@ -156,15 +160,14 @@ def test_all_surfaces_say_the_same_of_a_crowded_gpu(
         crowd = Crowd(daemon, lab, kiwi, notebooks, cells)
         seen: list[Moment] = []
         tries = 0
-        while len(seen) < MOMENTS:
+        # However long the first turns last, one moment has a notebook that is suspended.
+        while len(seen) < MOMENTS or SessionState.SUSPENDED not in _states(seen):
             tries += 1
             assert tries < 20 * MOMENTS, "the GPU is hardly ever quiet"
             time.sleep(rng.uniform(0, 0.5))
             if (moment := crowd.moment()) is not None:
                 moment.check(notebooks)
                 seen.append(moment)
-        states = {s.state for moment in seen for s in moment.status.sessions}
-        assert SessionState.SUSPENDED in states, states
         enough.touch()
         finish_all({notebook: cells[name] for name, notebook in notebooks.items()}, 120.0)
         for name, cell in cells.items():

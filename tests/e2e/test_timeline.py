@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 import ledger
 import pytest
+from daemon import wait_until
 from gpu_cells import CPU, CPU_PRINTS
 from notebooks import Notebook, assert_books_agree
 from truth import TruthWatcher
 
+from kiwi_core.states import SessionState
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import Any
 
     from cli_process import Result
@@ -49,6 +53,7 @@ def test_two_notebooks_take_turns_and_lose_no_byte(
         for number in range(3):
             _b_waits_for_its_turn(daemon, a, b, number)
             _status_agrees(daemon, kiwi, a, b)
+        _a_suspension_is_watched(daemon.directory / "seen", b, truth)
         a.wait_state("running")
         enough.touch()
         a.finish(loop)
@@ -134,6 +139,14 @@ def _status_agrees(daemon: Daemon, kiwi: Callable[..., Result], a: Notebook, b: 
     assert sessions["A.ipynb"]["resident_bytes"] > 150 << 20
     assert sessions["B.ipynb"]["paged_out_bytes"] == gpu["memory"]["paged_out_bytes"] > 150 << 20
     assert (gpu["emulated"], gpu["scheduler"]["tq_s"]) == (True, TURN_S)
+
+
+def _a_suspension_is_watched(seen: Path, b: Notebook, truth: TruthWatcher) -> None:
+    """B and A take turns until the watcher has seen A suspended: B's other cells are too short."""
+    cell = b.work(until=seen)
+    wait_until(lambda: SessionState.SUSPENDED in truth.seen, "the watcher sees it")
+    seen.touch()
+    b.finish(cell)
 
 
 def _no_more_overlap(daemon: Daemon, a: Notebook) -> None:
