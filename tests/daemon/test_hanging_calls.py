@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from session_program import SessionProgram
 
     from kiwi_core.emulator import Operation
+    from kiwi_core.wire.messages import GpuStatus
 
     Start = Callable[..., Daemon]
     Program = Callable[..., SessionProgram]
@@ -133,9 +134,12 @@ class Stage:
         self.target.start_burst()
         wait_until(self.target.granted, "it runs")
         self.big.start_burst()
-        wait_until(self.big.granted, "another one has its turn")
-        self.daemon.client().set(tq_s=60)
-        self.daemon.wait_state(self.target.pid, "suspended")
+
+        def another_runs(status: GpuStatus) -> bool:
+            state = {one.pid: one.state.value for one in status.sessions}
+            return (state[self.target.pid], state[self.big.pid]) == ("suspended", "running")
+
+        self.daemon.in_a_long_turn(another_runs, "another one has its turn")
         self.over = [self.target]
         arm()
         self.big.stop_burst()

@@ -27,15 +27,23 @@ def test_a_session_that_grew_unseen_goes_out_while_the_pager_waits_for_room(
     for _ in range(2):  # afterwards their needs are known
         assert one.intact()
         assert other.intact()
+    while not _goes_out_for_a_page_in(daemon, one, other):
+        """The daemon has seen the growth before the page-in was ordered."""
+
+
+def _goes_out_for_a_page_in(daemon: Daemon, one: SessionProgram, other: SessionProgram) -> bool:
+    """Let ``other`` grow unseen and ``one`` come back; return whether that needed a page-out."""
+    before = len(daemon.journal())
     one.worker.do("client.release()")
     daemon.wait_state(one.pid, "paged-out")
     daemon.wait_state(other.pid, "idle")
     other.worker.do("more = alloc(140 << 20)")
     assert one.intact()
     assert other.intact()
-    entries = daemon.journal()
+    other.worker.do("begin(); free(more); client.end_burst()")
+    entries = daemon.journal()[before:]
     refused = (i for i, entry in enumerate(entries) if isinstance(entry.event, ev.PageInRefused))
     # On a slow machine the pager gives up before the memory is out; the order came before that.
     in_time = entries[: next(refused, None)]
     orders = [action for entry in in_time for action in entry.actions]
-    assert [order for order in orders if isinstance(order, PageOut) and "on its way" in order.cause]
+    return any(isinstance(order, PageOut) and "on its way" in order.cause for order in orders)

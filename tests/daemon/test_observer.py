@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+import virtual_time
 from fake_pager import FakePager
 
 from kiwi_core.config import DEFAULTS
@@ -21,7 +22,7 @@ def test_a_waiter_does_not_wait_for_the_observers_next_round(
     monkeypatch: pytest.MonkeyPatch, *, waits: bool
 ) -> None:
     monkeypatch.setattr(observer, "QUIET_INTERVAL_S", 1000.0)
-    assert asyncio.run(_looks(waits=waits, enough=5)) == (5 if waits else 1)
+    assert virtual_time.run(_looks(waits=waits, enough=5)) == (5 if waits else 1)
 
 
 def test_a_look_that_somebody_waits_for_takes_few_others_along() -> None:

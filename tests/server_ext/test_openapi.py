@@ -7,67 +7,32 @@ checks.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import schemathesis
-from daemon import Daemon, die_with_the_test, running_daemon, wait_until
+from daemon import running_daemon
 from hypothesis import HealthCheck, given, settings
-from kernels import clean_environment
+from lab import TOKEN, running_lab
 from schemathesis import GenerationMode
 from session_program import SessionProgram
-from tornado.testing import bind_unused_port
 
 from kiwi_jupyter.server_ext.openapi import description
 from kiwi_jupyter.server_ext.routes import REST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-TOKEN = "a-token-of-the-tests"
 HEADERS = {"Authorization": f"token {TOKEN}"}
 OPERATIONS = [
     "status", "openapi", "set", "setSession", "release", "bringBack", "story", "usage",
 ]  # fmt: skip
 
 
-@contextmanager
-def running_server(daemon: Daemon, directory: Path) -> Iterator[str]:
-    """Run a Jupyter Server in its own process beside ``daemon``; yield its URL."""
-    placeholder, port = bind_unused_port()
-    placeholder.close()
-    url = f"http://127.0.0.1:{port}/base"
-    with (directory / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root",
-             f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-             "--ServerApp.base_url=/base/", f"--IdentityProvider.token={TOKEN}",
-             "--ServerApp.jpserver_extensions={'kiwi_jupyter': True}"],
-            env={**clean_environment(directory), **daemon.env}, cwd=directory,
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_the_test,
-        )  # fmt: skip
-
-    def answers() -> bool:
-        assert process.poll() is None, (directory / "server.log").read_text()
-        try:
-            get(url, "status")
-        except OSError:
-            return False
-        return True
-
-    try:
-        wait_until(answers, "an answer of the Jupyter server")
-        yield url
-        said = (directory / "server.log").read_text()
-        assert "Traceback" not in said, said
-    finally:
-        process.terminate()
-        process.wait(60)
+OPTIONS = (
+    "--ServerApp.base_url=/base/", "--ServerApp.jpserver_extensions={'kiwi_jupyter': True}",
+)  # fmt: skip
 
 
 def get(url: str, path: str) -> Any:
@@ -77,15 +42,16 @@ def get(url: str, path: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+def place() -> Iterator[tuple[str, dict[str, str]]]:
     """Return a server's URL, and the ids of an existing GPU and session."""
     with running_daemon("1x256MiB") as daemon:
         program = SessionProgram(daemon, 16, name="a.ipynb")
         try:
-            with running_server(daemon, tmp_path_factory.mktemp("server")) as url:
-                (gpu,) = get(url, "status")["gpus"]
+            with running_lab(daemon.env, app="server", options=OPTIONS) as server:
+                (gpu,) = get(server.url, "status")["gpus"]
                 (session,) = gpu["sessions"]
-                yield url, {"uuid": gpu["uuid"], "session": session["id"]}
+                yield server.url, {"uuid": gpu["uuid"], "session": session["id"]}
+                assert "Traceback" not in server.log(), server.log()
         finally:
             program.close()
 

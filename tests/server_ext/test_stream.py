@@ -68,7 +68,9 @@ async def test_one_that_is_up_to_date_hears_only_what_is_new(
     monkeypatch.setattr(state_feed.Subscription.next, "__defaults__", (0.1,))
     back = await read(epoch=stream.state["epoch"], seq=stream.state["seq"])
     back.state = stream.state
-    assert (await back.read())["type"] == "heartbeat"
+    while (said := await back.read())["type"] == "delta":
+        """The machine's RAM and the GPU's gauges change at any time; the reader checks the gap."""
+    assert said["type"] == "heartbeat"
 
 
 async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, kiwi: Any) -> None:
@@ -82,6 +84,7 @@ async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, ki
     while not (new := published._subscriptions - before):
         await asyncio.sleep(0.01)
     (subscription,) = new
+    began = published.seq
     (uuid,) = published._gpus
     gpu, received_at = published._gpus[uuid], published._received_at[uuid]
     said = 0
@@ -92,8 +95,10 @@ async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, ki
         assert said < 4000, "200 MB fit in no socket"
         assert len(subscription._waiting) <= state_feed.BUFFER_MAX
         await swift.until(lambda s, at=published.seq: s["seq"] >= at)
+    published_in_all = published.seq - began  # ours, and news of the daemon
     await slow.read()
     while slow.seen[-1]["type"] != "snapshot" or len(slow.seen) == 1:
         await slow.read()
     assert slow.state["seq"] >= said
-    assert len(slow.seen) <= said - state_feed.BUFFER_MAX + 1, "what was in the buffer never came"
+    most = published_in_all - state_feed.BUFFER_MAX + 1
+    assert len(slow.seen) <= most, "what was in the buffer never came"
