@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.cli.choosing import EVERYTHING
 from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.units import format_bytes, format_duration_s
-from kiwi_core.wire.words import load_words, outside_words, turn_words, wait_words
+from kiwi_core.wire.words import load_text, outside_text, turn_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list
     """Return what ``kiwi status`` prints for one GPU. ``choice`` applies to the table."""
     lines = [_title(gpu, style)]
     lines += _fact("memory", [_memory(gpu), *_outside(gpu)], style)
-    if load := load_words(gpu.gauges):
+    if load := load_text(gpu.gauges):
         lines += _fact("load", [load], style)
     lines += _fact("sharing", _sharing(gpu), style)
     lines += _fact("holder", _holders(gpu) or ["nobody"], style)
@@ -65,7 +65,7 @@ def _memory(gpu: GpuStatus) -> str:
 
 def _outside(gpu: GpuStatus) -> list[str]:
     return [
-        f"outside Kiwi: {printable(outside_words(one))}, {format_bytes(one.used_bytes)}"
+        f"outside Kiwi: {printable(outside_text(one))}, {format_bytes(one.used_bytes)}"
         for one in gpu.outside
     ]
 
@@ -89,7 +89,7 @@ def _sharing(gpu: GpuStatus) -> list[str]:
 
 def _holders(gpu: GpuStatus) -> list[str]:
     holders = _by_id(gpu, gpu.holders)
-    return [", ".join(filter(None, (_who(one), turn_words(gpu, one)))) for one in holders]
+    return [", ".join(filter(None, (_who(one), turn_text(gpu, one)))) for one in holders]
 
 
 def _queue(gpu: GpuStatus) -> list[str]:
@@ -101,7 +101,7 @@ def _queue(gpu: GpuStatus) -> list[str]:
 
 
 def _wait(entry: QueueEntry) -> str:
-    text = printable(wait_words(entry)) or "nobody can tell"
+    text = printable(wait_text(entry)) or "nobody can tell"
     return f"{text} (has waited {format_duration_s(entry.waited_s)})"
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
 
 
-def wait_words(entry: QueueEntry) -> str:
+def wait_text(entry: QueueEntry) -> str:
     """Return how long a wait may still take; "": there is no forecast."""
     if entry.kept_out:
         return f"suspended by {entry.kept_out} until kiwi resume"
@@ -33,7 +33,7 @@ def wait_words(entry: QueueEntry) -> str:
     return f"{held_up}, {expected}" if held_up else expected
 
 
-def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:
+def turn_text(gpu: GpuStatus, holder: SessionStatus) -> str:
     """Return how long ``holder`` keeps the GPU; "": not known.
 
     The rest of a turn is an upper bound, and the words say so: others may well get the GPU earlier.
@@ -49,7 +49,7 @@ def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:
     return f"at most {_whole(holder.time_left_s)} more"
 
 
-def load_words(gauges: GaugesStatus) -> str:
+def load_text(gauges: GaugesStatus) -> str:
     """Return how hard the GPU works; "": not known."""
     parts = []
     if gauges.utilisation_percent is not None:
@@ -62,7 +62,7 @@ def load_words(gauges: GaugesStatus) -> str:
     return ", ".join(parts)
 
 
-def outside_words(program: OutsideProgram) -> str:
+def outside_text(program: OutsideProgram) -> str:
     """Return the name, and the pid if known, of a program outside Kiwi."""
     return f"{program.name} (pid {program.pid})" if program.pid else program.name
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
-from kiwi_core.wire.words import load_words, wait_words
+from kiwi_core.wire.words import load_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ class StatusView:
         settings += f", anti-thrash {scheduler.anti_thrash.value}"
         if scheduler.policy:  # (an older daemon says none)
             settings += f", policy {scheduler.policy}"
-        load = load_words(status.gauges)
+        load = load_text(status.gauges)
         return [
             ("GPU", name),
             *([("Load", load)] if load else []),
@@ -149,7 +149,7 @@ def _history(session: SessionStatus) -> str:
 
 
 def _expected(entry: QueueEntry) -> str:
-    told = wait_words(entry)
+    told = wait_text(entry)
     return f", {told}" if told else ""
 
 

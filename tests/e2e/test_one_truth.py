@@ -20,7 +20,7 @@ from surfaces import QUIET_S, SLACK_S, agree, unchanged, watching
 
 from kiwi_core.states import SessionState
 from kiwi_core.units import ordinal
-from kiwi_core.wire.words import turn_words, wait_words
+from kiwi_core.wire.words import turn_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Moment:
                 assert session.state in (SessionState.RUNNING, SessionState.PAGING_OUT)
                 said = re.search(rf"{session.name} \(\w+\)(?:, (.+))?$", self._fact("holder"), re.M)
                 assert said, self.text
-                told = turn_words(status, session)
+                told = turn_text(status, session)
                 assert agree(said[1] or "", told, self.slack_s), (said[1], session)
                 assert self.lines[names[session.id]] == "", "a holder's cell says no wait"
         if not status.queue:
@@ -74,7 +74,7 @@ class Moment:
         self._check_bound()
 
     def _check_waiter(self, entry: QueueEntry, shown: dict[str, Any], name: str) -> None:
-        told = wait_words(entry)
+        told = wait_text(entry)
         assert (shown["position"], shown["blocked"]) == (entry.position, entry.blocked)
         if entry.expected_high_s is not None:
             assert abs(shown["expected_high_s"] - entry.expected_high_s) <= self.slack_s

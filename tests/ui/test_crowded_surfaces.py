@@ -33,7 +33,7 @@ from surfaces import (
 
 from kiwi_core.states import SessionState
 from kiwi_core.units import ordinal
-from kiwi_core.wire.words import turn_words, wait_words
+from kiwi_core.wire.words import turn_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,7 +167,7 @@ class Moment:
     def _waits(self) -> None:
         sidebar = dict(self.page["queue"])
         for entry, shown in zip(self.status.queue, self.rest["queue"], strict=True):
-            told, name = wait_words(entry), self._name(entry.session)
+            told, name = wait_text(entry), self._name(entry.session)
             assert shown["blocked"] == entry.blocked, (shown, entry)
             texts = {
                 "sidebar": _same_words(sidebar[entry.session]),
@@ -197,7 +197,7 @@ class Moment:
         for session in self.status.sessions:
             if session.id not in self.status.holders:
                 continue
-            told = turn_words(self.status, session)
+            told = turn_text(self.status, session)
             texts = {
                 "sidebar": sidebar[session.id],
                 "kiwi status": self._one(rf"{session.name} \(\w+\)(?:, (.+))?$", self.text),
@@ -215,7 +215,7 @@ class Moment:
         entry = next((e for e in self.status.queue if e.session == session.id), None)
         assert self.front in mine, (mine, self.front)
         if entry is not None:
-            told = wait_words(entry)
+            told = wait_text(entry)
             assert entry.blocked or status.startswith(f"GPU: {ordinal(entry.position)}"), status
             assert agree(status, told, self.slack_s), (status, told)
             assert entry.blocked or agree(large, told, self.slack_s), (large, told)
@@ -224,7 +224,7 @@ class Moment:
         elif session.id in self.status.holders:
             assert status == "GPU: yours", status
             assert large.startswith("Yours"), large
-            told = turn_words(self.status, session)
+            told = turn_text(self.status, session)
             assert agree(large, told, self.slack_s), (large, session)
         else:
             assert "in line" not in mine, (mine, session)

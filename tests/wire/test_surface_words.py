@@ -16,7 +16,7 @@ from kiwi_core.cli.status_text import gpu_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.states import AntiThrash
 from kiwi_core.wire.status import GpuStatus, MemoryStatus, OutsideProgram, SchedulerStatus
-from kiwi_core.wire.words import load_words, outside_words, turn_words, wait_words
+from kiwi_core.wire.words import load_text, outside_text, turn_text, wait_text
 from kiwi_jupyter.kernel.status_view import StatusView
 
 TABLE = Path(__file__).parents[1] / "support" / "surface_words.json"
@@ -51,11 +51,11 @@ def status_of(case: dict[str, Any]) -> GpuStatus:
 def test_every_surface_says_the_same(case: dict[str, Any]) -> None:
     gpu = status_of(case)
     sessions = {session.id: session for session in gpu.sessions}
-    assert {id_: turn_words(gpu, sessions[id_]) for id_ in gpu.holders} == case["turns"]
-    assert {entry.session: wait_words(entry) for entry in gpu.queue} == case["waits"]
+    assert {id_: turn_text(gpu, sessions[id_]) for id_ in gpu.holders} == case["turns"]
+    assert {entry.session: wait_text(entry) for entry in gpu.queue} == case["waits"]
     lines = gpu_lines(gpu, Style(False))
     load = case.get("load", "")
-    assert load_words(gpu.gauges) == load
+    assert load_text(gpu.gauges) == load
     assert any(line.split(None, 1) == ["load", load] for line in lines) == bool(load)
     rows = dict(StatusView(gpu, mine="", problem="", enabled=True).rows())
     assert rows.get("Load", "") == load
@@ -71,8 +71,8 @@ def test_every_surface_says_the_same(case: dict[str, Any]) -> None:
 def test_programs_outside_are_named_as_far_as_one_may_see_them() -> None:
     own = OutsideProgram(pid=4711, owner="ada", name="python3", used_bytes=3 << 30)
     others = OutsideProgram(pid=0, owner="another user", name="another user", used_bytes=1 << 30)
-    assert outside_words(own) == "python3 (pid 4711)"
-    assert outside_words(others) == "another user"
+    assert outside_text(own) == "python3 (pid 4711)"
+    assert outside_text(others) == "another user"
     gpu = msgspec.structs.replace(status_of(CASES[0]), outside=[own, others])
     text = "\n".join(gpu_lines(gpu, Style(False)))
     assert "outside Kiwi: python3 (pid 4711), 3 GiB" in text

@@ -27,7 +27,7 @@ export class ExpectedEnd {
   observe(entry: IWaiter, now: number): void {
     this.read(now);
     this._entry = entry;
-    if (this._shown !== null && isToldAnew(entry, this._shown, now)) {
+    if (this._shown !== null && hasRisen(entry, this._shown, now)) {
       this._shown = null;
     }
   }
@@ -65,7 +65,7 @@ function leftOf(entry: IWaiter, now: number): Left {
   };
 }
 
-function isToldAnew(entry: IWaiter, shown: Left, now: number): boolean {
+function hasRisen(entry: IWaiter, shown: Left, now: number): boolean {
   const left = leftOf(entry, now);
   // The high end: the low end of an upper bound ("up to 30 s") is always 0.
   const most = left.expected_high_at ?? left.expected_at;

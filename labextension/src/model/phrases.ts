@@ -9,22 +9,22 @@ import { formatLeft } from './format';
 import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types';
 
 /** How much longer a wait may take; '' if unknown. */
-export function waitWords(store: IKiwiStore, entry: IWaiter): string {
+export function waitText(store: IKiwiStore, entry: IWaiter): string {
   if (entry.kept_out) {
-    return keptOutWords(entry.kept_out);
+    return keptOutText(entry.kept_out);
   }
   const left = waitLeft(store.expected(entry.session), store.now()) ?? '';
   return [entry.blocked ? 'held up' : '', left].filter(words => words !== '').join(', ');
 }
 
 /** Says that a user keeps a session out of the GPU, whether it waits or not. */
-export function keptOutWords(by: string): string {
+export function keptOutText(by: string): string {
   return `suspended by ${by} until kiwi resume`;
 }
 
 /** Returns how long `holder` keeps the GPU; '' if that is not known. The rest of a turn is a
  * bound: others may get the GPU earlier. */
-export function turnWords(gpu: IGpu, holder: ISession, now: number): string {
+export function turnText(gpu: IGpu, holder: ISession, now: number): string {
   if (gpu.queue.every(entry => entry.kept_out)) {
     return 'until others ask';
   }
@@ -64,7 +64,7 @@ export function loads(gauges: IGauges): ILoad[] {
 }
 
 /** The name of a program outside Kiwi. */
-export function outsideWords(program: IOutsideProgram): string {
+export function outsideText(program: IOutsideProgram): string {
   return program.pid > 0 ? `${program.name} (pid ${program.pid})` : program.name;
 }
 

@@ -74,11 +74,11 @@ export class KiwiRest {
     } catch {
       throw new KiwiRestError(NO_ANSWER, 0);
     }
-    const said: unknown = await response.json().catch(() => null);
-    if (!response.ok || said === null) {
-      throw new KiwiRestError(problemOf(response.status, said), response.status);
+    const answer: unknown = await response.json().catch(() => null);
+    if (!response.ok || answer === null) {
+      throw new KiwiRestError(problemOf(response.status, answer), response.status);
     }
-    return said;
+    return answer;
   }
 }
 
@@ -96,9 +96,9 @@ const NO_EXTENSION: IProblem = {
     ' `jupyter server extension list` shows whether it is enabled.'
 };
 
-function problemOf(status: number, said: unknown): IProblem {
-  if (isProblem(said)) {
-    return said;
+function problemOf(status: number, answer: unknown): IProblem {
+  if (isProblem(answer)) {
+    return answer;
   }
   if (status === 404) {
     return NO_EXTENSION;
@@ -110,8 +110,8 @@ function problemOf(status: number, said: unknown): IProblem {
   };
 }
 
-function isProblem(said: unknown): said is IProblem {
-  const fields = said as Partial<Record<keyof IProblem, unknown>> | null;
+function isProblem(answer: unknown): answer is IProblem {
+  const fields = answer as Partial<Record<keyof IProblem, unknown>> | null;
   return (
     typeof fields === 'object' &&
     fields !== null &&

@@ -3,7 +3,7 @@
 import type { IKiwiStore, IPlace } from './api';
 import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal } from './format';
-import { keptOutWords, waitWords } from './phrases';
+import { keptOutText, waitText } from './phrases';
 import type { IGpu, IWaiter } from './types';
 
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
@@ -25,7 +25,7 @@ export function statusOf(store: IKiwiStore): IStatus | null {
     return null;
   }
   if (connection === 'lost') {
-    return said('unknown', 'Kiwi has lost the connection to the Jupyter server.', 'wrong');
+    return makeStatus('unknown', 'Kiwi has lost the connection to the Jupyter server.', 'wrong');
   }
   const place = subjectOf(ownPlaces(state), currentKernel);
   if (place !== null) {
@@ -35,30 +35,30 @@ export function statusOf(store: IKiwiStore): IStatus | null {
   return reachable.length === 0 ? away() : ofGpus(reachable);
 }
 
-function said(text: string, label: string, tone: StatusTone, ticks = false): IStatus {
+function makeStatus(text: string, label: string, tone: StatusTone, ticks = false): IStatus {
   return { text: `GPU: ${text}`, label, tone, ticks };
 }
 
 function away(): IStatus {
-  return said('unknown', 'The Kiwi daemon of this GPU does not answer.', 'wrong');
+  return makeStatus('unknown', 'The Kiwi daemon of this GPU does not answer.', 'wrong');
 }
 
 function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   const { session } = place;
   if (session.state === 'lost') {
     const text = session.problem_text || 'What it had in GPU memory is gone. Restart its kernel.';
-    return said('memory lost', `${session.name}: ${text}`, 'wrong');
+    return makeStatus('memory lost', `${session.name}: ${text}`, 'wrong');
   }
   const entry = queueEntry(place);
   if (entry !== undefined) {
     return waiting(place, entry, store);
   }
   if (holds(place)) {
-    return said('yours', `${session.name} has the GPU.`, 'yours');
+    return makeStatus('yours', `${session.name} has the GPU.`, 'yours');
   }
   if (session.kept_out) {
-    return said(
-      keptOutWords(session.kept_out),
+    return makeStatus(
+      keptOutText(session.kept_out),
       `${session.name}: ${session.problem_text}`,
       'wrong'
     );
@@ -66,15 +66,23 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
   switch (session.state) {
     case 'paged-out':
-      return said(
+      return makeStatus(
         'paged out',
         `${size} of ${session.name} are in system RAM; they come back when you run a cell.`,
         'out'
       );
     case 'paging-out':
-      return said('paging out', `${size} of ${session.name} are moving to system RAM.`, 'moving');
+      return makeStatus(
+        'paging out',
+        `${size} of ${session.name} are moving to system RAM.`,
+        'moving'
+      );
     case 'paging-in':
-      return said('coming back', `${size} of ${session.name} are moving to the GPU.`, 'moving');
+      return makeStatus(
+        'coming back',
+        `${size} of ${session.name} are moving to the GPU.`,
+        'moving'
+      );
     default:
       return ofGpus([place.gpu]);
   }
@@ -83,9 +91,9 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
 function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
   const { gpu, session } = place;
   const position = ordinal(entry.position);
-  const wait = waitWords(store, entry);
+  const wait = waitText(store, entry);
   if (entry.blocked) {
-    return said(
+    return makeStatus(
       wait,
       `${session.name}: ${session.problem_text}`,
       'wrong',
@@ -93,7 +101,7 @@ function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
     );
   }
   const held = session.state === 'suspended' ? ' It was suspended in mid-cell and goes on.' : '';
-  return said(
+  return makeStatus(
     wait === '' ? position : `${position}, ${wait}`,
     `${session.name} waits for the GPU: ${position} of ${inLine(gpu)}` +
       `${wait === '' ? '' : `, ${wait}`}.${held}`,
@@ -105,9 +113,9 @@ function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
 /** Returns whether a cell of the reader would start at once on one of them. */
 function ofGpus(gpus: readonly IGpu[]): IStatus {
   if (gpus.some(gpu => gpu.holders.length === 0 && inLine(gpu) === 0)) {
-    return said('free', 'The GPU is free: a cell starts at once.', 'free');
+    return makeStatus('free', 'The GPU is free: a cell starts at once.', 'free');
   }
   return gpus.some(gpu => !gpu.scheduler.serialised)
-    ? said('in use', 'Others use the GPU; a cell starts beside them if it fits.', 'busy')
-    : said('busy', 'The GPU is in use: a cell waits for its turn.', 'busy');
+    ? makeStatus('in use', 'Others use the GPU; a cell starts beside them if it fits.', 'busy')
+    : makeStatus('busy', 'The GPU is in use: a cell waits for its turn.', 'busy');
 }

@@ -52,7 +52,7 @@ export class KiwiStore implements IKiwiStore {
   }
 
   /** Returns false if a message was missed. */
-  hear(message: StreamMessage): boolean {
+  receive(message: StreamMessage): boolean {
     this._clock.observe(message.now);
     const next = reduce(this._state, message);
     if (next === GAP) {

@@ -31,7 +31,7 @@ export interface IStreamHost {
   /** Fetches the whole state over REST. */
   ask(): Promise<IState>;
   /** Returns false if a message was missed: then the whole state is requested again. */
-  hear(message: StreamMessage): boolean;
+  receive(message: StreamMessage): boolean;
   /** Forgets the position in the stream: the next connection begins with a snapshot. */
   forget(): void;
   /** Takes a refusal: the server answers, but does not give Kiwi's state. */
@@ -91,10 +91,10 @@ export class Stream {
     try {
       socket = this._host.open();
     } catch {
-      this._broke(false);
+      this._handleClose(false);
       return;
     }
-    let spoke = false;
+    let received = false;
     this._socket = socket;
     this._watch(socket);
     socket.onmessage = event => {
@@ -102,11 +102,11 @@ export class Stream {
       if (this._socket !== socket || message === null) {
         return;
       }
-      spoke = true;
+      received = true;
       this._failures = 0;
       this._polls = 0;
       this._watch(socket);
-      if (this._host.hear(message)) {
+      if (this._host.receive(message)) {
         this._host.connection('live');
       } else {
         this._host.forget();
@@ -117,7 +117,7 @@ export class Stream {
     socket.onclose = () => {
       if (this._socket === socket) {
         this._drop();
-        this._broke(spoke);
+        this._handleClose(received);
       }
     };
   }
@@ -128,7 +128,7 @@ export class Stream {
     this._silence = setTimeout(() => {
       if (this._socket === socket) {
         this._drop();
-        this._broke(false);
+        this._handleClose(false);
       }
     }, SILENCE_MS);
   }
@@ -143,9 +143,9 @@ export class Stream {
     }
   }
 
-  /** Handles the end of the connection; `spoke`: it had worked. */
-  private _broke(spoke: boolean): void {
-    if (spoke) {
+  /** Handles the end of the connection; `received`: it had worked. */
+  private _handleClose(received: boolean): void {
+    if (received) {
       this._host.connection('lost');
       this._later(FIRST_PAUSE_MS);
       return;
@@ -167,7 +167,7 @@ export class Stream {
     try {
       const state = await this._host.ask();
       if (asked === this._asked && this._socket === null) {
-        this._host.hear({ type: 'snapshot', ...state });
+        this._host.receive({ type: 'snapshot', ...state });
         this._host.connection('live');
       }
     } catch (error) {

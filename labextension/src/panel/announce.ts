@@ -40,17 +40,17 @@ export function moments(state: IState | null): Map<string, Moment> {
  * the GPU without a wait is not announced; neither is the state in which the panel opens.
  */
 export function announcement(before: Map<string, Moment>, state: IState | null): string {
-  const said: string[] = [];
+  const sentences: string[] = [];
   for (const gpu of state?.gpus ?? []) {
     for (const session of gpu.sessions) {
       const key = `${gpu.uuid} ${session.id}`;
       const was = before.get(key);
       if (session.mine && was !== undefined && gpu.reachable) {
-        said.push(sentence(gpu, session, was, momentOf(gpu, session)));
+        sentences.push(sentence(gpu, session, was, momentOf(gpu, session)));
       }
     }
   }
-  return said.filter(each => each !== '').join(' ');
+  return sentences.filter(each => each !== '').join(' ');
 }
 
 function sentence(gpu: IGpu, session: ISession, was: Moment, is: Moment): string {

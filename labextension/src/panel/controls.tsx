@@ -42,10 +42,12 @@ export function Controls(props: IPart) {
 
 function AsText(props: { gpu: IGpu }) {
   const { tq_s, anti_thrash, policy } = props.gpu.scheduler;
-  const said = [modeOf(anti_thrash), policyOf(props.gpu, policy)].map(each => each.explanation);
+  const explanations = [modeOf(anti_thrash), policyOf(props.gpu, policy)].map(
+    each => each.explanation
+  );
   return (
     <p className="jp-Kiwi-quiet">
-      Turns last {tq_s} s. {said.join(' ')}
+      Turns last {tq_s} s. {explanations.join(' ')}
     </p>
   );
 }

@@ -89,17 +89,17 @@ function problemOf(store: IKiwiStore): IProblem | null {
 function Announcer(props: { store: IKiwiStore }) {
   const { state } = props.store;
   const before = React.useRef(moments(null));
-  const [said, say] = React.useState('');
+  const [text, setText] = React.useState('');
   React.useEffect(() => {
     const news = announcement(before.current, state);
     before.current = moments(state);
     if (news !== '') {
-      say(news);
+      setText(news);
     }
   }, [state]);
   return (
     <div className="jp-Kiwi-hidden" role="status" data-kiwi="announcer">
-      {said}
+      {text}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 /** The segments of the two memory bars; their sizes add up to the whole. Pure. */
 
 import { formatBytes } from '../model/format';
-import { outsideWords } from '../model/phrases';
+import { outsideText } from '../model/phrases';
 import type { IGpu, ISession } from '../model/types';
 
 import { lookOf, marksOwn, nameOf } from './people';
@@ -53,7 +53,7 @@ const MOST_OUTSIDE = 3;
 function outside(gpu: IGpu, total: number): ISegment[] {
   const named = gpu.outside.slice(0, MOST_OUTSIDE);
   const segments = named.map(program => {
-    const name = outsideWords(program);
+    const name = outsideText(program);
     const title = `${name}: ${formatBytes(program.used_bytes)}, held outside Kiwi`;
     const key = `outside-${program.pid}`;
     return segment(key, name, program.used_bytes, total, 'outside', { title });

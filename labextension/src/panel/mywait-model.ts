@@ -30,7 +30,7 @@ export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
   }
   const entry = queueEntryOf(gpu, session.id);
   if (session.state === 'lost') {
-    return said('wrong', session, 'Memory lost', [
+    return makeWait('wrong', session, 'Memory lost', [
       session.problem_text || 'What this notebook had in GPU memory is gone. Restart its kernel.'
     ]);
   }
@@ -46,7 +46,7 @@ export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
   return withProblem(resting(gpu, session));
 }
 
-function said(
+function makeWait(
   tone: Tone,
   session: ISession | null,
   headline: string,
@@ -60,7 +60,7 @@ export function noNews(last: IMyWait): IMyWait {
   const known = `Last known: ${last.headline.toLowerCase()}.`;
   // "A cell starts at once" would be a promise; a place in the queue and a problem are not.
   const keeps = last.counts || last.tone === 'wrong' || last.tone === 'out';
-  return said('busy', last.session, 'No news', [known, ...(keeps ? last.details : [])]);
+  return makeWait('busy', last.session, 'No news', [known, ...(keeps ? last.details : [])]);
 }
 
 /** Adds the problem of a session that does not wait after its state. */
@@ -78,7 +78,7 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
     return suspended(session);
   }
   if (entry.blocked) {
-    return said('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
+    return makeWait('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
   }
   const details = [place];
   const doing = moving(gpu, session);
@@ -89,12 +89,12 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
     details.push('Suspended in mid-cell; it goes on by itself.');
   }
   const tone = session.state === 'paging-in' ? 'moving' : 'waiting';
-  return withProblem({ ...said(tone, session, 'Waiting', details), counts: true });
+  return withProblem({ ...makeWait(tone, session, 'Waiting', details), counts: true });
 }
 
 /** Returns the card of a session that a user keeps out of the GPU, waiting or not. */
 function suspended(session: ISession): IMyWait {
-  return said('wrong', session, 'Suspended', [session.problem_text]);
+  return makeWait('wrong', session, 'Suspended', [session.problem_text]);
 }
 
 /** Returns what is being done for a waiting session: its memory, or another session's, moves. */
@@ -130,7 +130,7 @@ function holding(session: ISession): IMyWait {
   const details = session.lingering
     ? ['Its cell is over; something it started in the background goes on.']
     : [];
-  return withProblem({ ...said('yours', session, 'Yours', details), holds: true });
+  return withProblem({ ...makeWait('yours', session, 'Yours', details), holds: true });
 }
 
 // --- resting ------------------------------------------------------------------------------------
@@ -139,15 +139,15 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
   const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
   switch (session.state) {
     case 'paged-out':
-      return said('out', session, 'Paged out', [
+      return makeWait('out', session, 'Paged out', [
         `Its ${size} are in system RAM and come back when you run a cell.`
       ]);
     case 'paging-out':
-      return said('moving', session, 'Moving out', [
+      return makeWait('moving', session, 'Moving out', [
         `${size} go to system RAM to make room. Nothing is lost.`
       ]);
     case 'paging-in':
-      return said('moving', session, 'Coming back', [
+      return makeWait('moving', session, 'Coming back', [
         `${size} come back from system RAM, so that your next cell starts at once.`
       ]);
     default:
@@ -165,9 +165,9 @@ function withoutSession(gpu: IGpu): IMyWait {
 /** Returns whether a cell of the reader would start now. */
 function open(gpu: IGpu, session: ISession | null): IMyWait {
   if (gpu.holders.length === 0 && inLine(gpu) === 0) {
-    return said('free', session, 'Free', ['A cell starts at once.']);
+    return makeWait('free', session, 'Free', ['A cell starts at once.']);
   }
   return gpu.scheduler.serialised
-    ? said('busy', session, 'Busy', ['A cell waits for its turn.'])
-    : said('busy', session, 'In use', ['A cell starts beside the others if it fits.']);
+    ? makeWait('busy', session, 'Busy', ['A cell waits for its turn.'])
+    : makeWait('busy', session, 'In use', ['A cell starts beside the others if it fits.']);
 }

@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
-import { turnWords, waitWords } from '../model/phrases';
+import { turnText, waitText } from '../model/phrases';
 import type { IGpu, IWaiter, ISession } from '../model/types';
 
 import { usePending, useTicking } from './hooks';
@@ -64,7 +64,7 @@ export function Countdown(props: {
   large?: boolean;
 }) {
   const { store, entry, unknown, short, large } = props;
-  const text = useTicking(() => waitWords(store, entry) || unknown);
+  const text = useTicking(() => waitText(store, entry) || unknown);
   const why = large ? text.indexOf(' (') : -1;
   if (why >= 0) {
     return (
@@ -80,7 +80,7 @@ export function Countdown(props: {
 /** "at most 21 s more", counting down by itself. */
 export function Turn(props: { store: IKiwiStore; gpu: IGpu; holder: ISession }) {
   const { store, gpu, holder } = props;
-  return <>{useTicking(() => turnWords(gpu, holder, store.now()))}</>;
+  return <>{useTicking(() => turnText(gpu, holder, store.now()))}</>;
 }
 
 /** Gives up the place in the queue of one of the reader's waiting cells. */

@@ -120,7 +120,7 @@ function Waiting(props: IPart & { entry: IWaiter }) {
   const { store, actions, gpu, live, entry } = props;
   const session = sessionOf(gpu, entry.session);
   const isSubject = isSubjectOf(gpu, store.currentKernel, session);
-  const note = isSubject || entry.blocked || isTold(props, session) ? '' : doing(session);
+  const note = isSubject || entry.blocked || isInMyWait(props, session) ? '' : doing(session);
   const look = isSubject ? ' jp-mod-subject' : '';
   const mine = session?.mine && marksOwn(gpu) ? ' jp-mod-mine' : '';
   return (
@@ -156,7 +156,7 @@ function doing(session: ISession | undefined): string {
 }
 
 /** Returns whether "my wait" already says that the memory of `session` moves. */
-function isTold({ gpu, store }: IPart, session: ISession | undefined): boolean {
+function isInMyWait({ gpu, store }: IPart, session: ISession | undefined): boolean {
   const subject = subjectOf(ownPlacesOn(gpu), store.currentKernel)?.session;
   const waits = subject !== undefined && queueEntryOf(gpu, subject.id) !== undefined;
   return waits && session !== undefined && movingFirst(gpu, subject) === session;

@@ -6,7 +6,7 @@ import { LOOKS, heirOf, isNamed, lookOf, marksOwn, nameOf, sessionOf } from './p
 import { gathered, isCoarse, sharesOf } from './timeline-buckets';
 import { marksOf, percent, spans } from './timeline-shapes';
 import type { IMark, ISpan, IWindow, SpanKind, Zoom } from './timeline-shapes';
-import { rowText, spoken } from './timeline-words';
+import { rowText, timelineText } from './timeline-words';
 import { formatClock } from './words';
 
 /** Seconds between the lines of the axis, and between the labels: as many as fit 240 px. */
@@ -73,7 +73,7 @@ export function timeline(
     ticks: ticks(window),
     unrecorded,
     key: keyOf(rows, isCoarse(window), unrecorded > 0),
-    text: spoken(rows, zoom_s)
+    text: timelineText(rows, zoom_s)
   };
 }
 

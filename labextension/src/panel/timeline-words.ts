@@ -56,7 +56,7 @@ export interface IListed {
 }
 
 /** Short cells of one notebook in a row are listed as one. */
-interface ITold {
+interface IGroup {
   readonly latest: IHistory;
   first: IHistory;
   count: number;
@@ -68,19 +68,19 @@ export function listed(gpu: IGpu, now: number, zoom_s: Zoom, most = 40): IListed
   const newest = gpu.history
     .filter(entry => (entry.ended_at ?? now) >= from && entry.began_at <= now)
     .sort((a, b) => b.began_at - a.began_at);
-  const told: ITold[] = [];
+  const groups: IGroup[] = [];
   for (const entry of newest) {
-    const last = told[told.length - 1];
+    const last = groups[groups.length - 1];
     if (last !== undefined && repeats(last.first, entry)) {
       last.first = entry;
       last.count += 1;
-    } else if (told.length === most) {
+    } else if (groups.length === most) {
       break;
     } else {
-      told.push({ latest: entry, first: entry, count: 1 });
+      groups.push({ latest: entry, first: entry, count: 1 });
     }
   }
-  return told.map(({ latest, first, count }) => ({
+  return groups.map(({ latest, first, count }) => ({
     key: latest.id,
     time: formatClock(first.began_at, true),
     name: nameOf(latest),
@@ -122,7 +122,7 @@ function inWindow_s(entry: IHistory, { from, to }: IWindow): number {
   return Math.max(0, (entry.ended_at ?? to) - Math.max(from, entry.began_at));
 }
 
-export function spoken(rows: readonly IRow[], zoom_s: Zoom): string {
+export function timelineText(rows: readonly IRow[], zoom_s: Zoom): string {
   const span = zoom_s === 60 ? 'minute' : `${zoom_s / 60} minutes`;
   if (rows.length === 0) {
     return `Timeline: nobody used the GPU in the last ${span}.`;

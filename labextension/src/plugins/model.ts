@@ -65,7 +65,7 @@ function streamInto(store: KiwiStore, rest: KiwiRest, settings: KiwiSettings): S
   return new Stream({
     open: () => new rest.settings.WebSocket(rest.streamUrl(store.seen)),
     ask: () => rest.status(),
-    hear: message => store.hear(message),
+    receive: message => store.receive(message),
     forget: () => store.forget(),
     refused: error => store.setProblem(error.problem),
     connection: now => store.setConnection(now),

@@ -23,9 +23,9 @@ export const tabs: JupyterFrontEndPlugin<void> = {
         const background = settings.get('markTabs') && kernel !== store.currentKernel;
         const place = background ? placeOfKernel(store.state, kernel) : null;
         const entry = place === null ? undefined : queueEntry(place);
-        const told =
+        const label =
           entry?.blocked === true ? 'held up' : `${ordinal(entry?.position ?? 0)} in line`;
-        markTab(widget.title, entry === undefined ? null : told);
+        markTab(widget.title, entry === undefined ? null : label);
       }
     };
     kiwi.store.changed.connect(look);
@@ -34,15 +34,18 @@ export const tabs: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** `told`: its place in the queue, in words; null: it does not wait, and the mark is removed. */
-export function markTab(title: Title<Widget>, told: string | null): void {
+/** `label`: its place in the queue, in words; null: it does not wait, and the mark is removed. */
+export function markTab(title: Title<Widget>, label: string | null): void {
   const classes = title.className.split(/\s+/).filter(name => name !== '' && name !== MARK);
   const caption = title.caption.split(BEGIN)[0] ?? '';
   const { kiwi: _, ...dataset } = title.dataset;
-  if (told === null) {
+  if (label === null) {
     change(title, classes, caption, dataset);
   } else {
-    change(title, [...classes, MARK], `${caption}${BEGIN}${told}`, { ...dataset, kiwi: 'waiting' });
+    change(title, [...classes, MARK], `${caption}${BEGIN}${label}`, {
+      ...dataset,
+      kiwi: 'waiting'
+    });
   }
 }
 

@@ -82,12 +82,12 @@ export function readWait(message: KernelMessage.IMessage): IWait | null {
   }
   const { data, metadata, transient } = (message as KernelMessage.IUpdateDisplayDataMsg).content;
   const id = transient.display_id;
-  const said = metadata.kiwi as { cell?: unknown } | undefined;
-  if (typeof id !== 'string' || !id.startsWith(WAIT_ID) || typeof said?.cell !== 'string') {
+  const ours = metadata.kiwi as { cell?: unknown } | undefined;
+  if (typeof id !== 'string' || !id.startsWith(WAIT_ID) || typeof ours?.cell !== 'string') {
     return null;
   }
   const html = data['text/html'];
-  return { id, cell: said.cell, html: typeof html === 'string' ? html : '' };
+  return { id, cell: ours.cell, html: typeof html === 'string' ? html : '' };
 }
 
 /** The lines in one notebook or console. */

@@ -6,7 +6,7 @@ import { afterEach, describe, expect, it } from 'vitest';
 
 import { ownPlacesOn, subjectOf } from '../../src/model/find';
 import { statusOf } from '../../src/model/status';
-import { loads, turnWords, waitWords } from '../../src/model/phrases';
+import { loads, turnText, waitText } from '../../src/model/phrases';
 import type { IGauges, IGpu, IWaiter, ISession } from '../../src/model/types';
 import { KiwiPanel } from '../../src/panel/index';
 import { NOW, gpu, session, state, waits } from '../../stories/make';
@@ -63,31 +63,31 @@ describe('the texts of every surface', () => {
     const load = loads(shared.gauges).map(each => each.text);
     expect(load.join(', ')).toBe(one.load ?? '');
     for (const [id, words] of Object.entries(one.turns)) {
-      expect(turnWords(shared, byId.get(id) ?? session(id), NOW)).toBe(words);
+      expect(turnText(shared, byId.get(id) ?? session(id), NOW)).toBe(words);
     }
     for (const entry of shared.queue) {
-      expect(waitWords(store, entry)).toBe(one.waits[entry.session]);
+      expect(waitText(store, entry)).toBe(one.waits[entry.session]);
     }
     for (const [front, [bar, ...card]] of Object.entries(one.places)) {
       const kernel = front === '' ? null : `kernel-${front}`;
       const seen = new StillStore(state([shared]), 'live', kernel);
       expect(statusOf(seen)?.text).toBe(bar);
       const { container, unmount } = render(<KiwiPanel store={seen} actions={NO_ACTIONS} />);
-      const said = (hook: string) =>
+      const texts = (hook: string) =>
         [...container.querySelectorAll(`[data-kiwi="${hook}"]`)].map(each => each.textContent);
       for (const words of card) {
-        expect(said('my-wait').join()).toContain(words);
+        expect(texts('my-wait').join()).toContain(words);
       }
       // The line omits the large notebook's figure, which is above it.
       const subject = subjectOf(ownPlacesOn(shared), kernel)?.session.id;
       const figure = (id: string, words: string) => (id === subject ? 'this one' : words);
-      expect(said('holder')).toEqual(
+      expect(texts('holder')).toEqual(
         shared.holders.map(id =>
           expect.stringContaining(`${id}.ipynb${figure(id, one.turns[id] ?? '?')}`)
         )
       );
       const short = (text = '?') => (text || 'nobody can tell').replace(/^about /, '≈ ');
-      expect(said('queue-entry')).toEqual(
+      expect(texts('queue-entry')).toEqual(
         shared.queue.map(({ session: id }) =>
           expect.stringContaining(figure(id, short(one.waits[id])))
         )

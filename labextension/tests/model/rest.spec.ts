@@ -71,10 +71,10 @@ describe('the REST interface', () => {
   });
 
   it('reports errors in the server’s words', async () => {
-    const said = { code: 'in-burst', message: 'It runs.', remedy: 'Interrupt it first.' };
-    const error = await failure(rest(() => json(said, 409)).rest.release('g', 's'));
+    const problem = { code: 'in-burst', message: 'It runs.', remedy: 'Interrupt it first.' };
+    const error = await failure(rest(() => json(problem, 409)).rest.release('g', 's'));
     expect(error.message).toBe('It runs. Interrupt it first.');
-    expect(error.problem).toEqual(said);
+    expect(error.problem).toEqual(problem);
     expect(error.status).toBe(409);
   });
 

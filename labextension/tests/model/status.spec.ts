@@ -11,7 +11,7 @@ function status(
   connection = 'live' as const
 ) {
   const store = new KiwiStore();
-  store.hear({ type: 'snapshot', ...state(gpus) });
+  store.receive({ type: 'snapshot', ...state(gpus) });
   store.setConnection(connection);
   store.currentKernel = kernel;
   return statusOf(store);
@@ -33,10 +33,10 @@ describe('the status bar says', () => {
 
   it('GPU: 2nd, about 12 s', () => {
     const queue = [waits('s2'), waits('s1', { position: 2, expected_at: 1012 })];
-    const said = status([withOwn({ state: 'waiting' }, { queue, holders: ['s3'] })]);
-    expect(said?.text).toBe('GPU: 2nd, about 12 s');
-    expect(said?.label).toBe('s1.ipynb waits for the GPU: 2nd of 2, about 12 s.');
-    expect(said?.ticks).toBe(true);
+    const shown = status([withOwn({ state: 'waiting' }, { queue, holders: ['s3'] })]);
+    expect(shown?.text).toBe('GPU: 2nd, about 12 s');
+    expect(shown?.label).toBe('s1.ipynb waits for the GPU: 2nd of 2, about 12 s.');
+    expect(shown?.ticks).toBe(true);
   });
 
   it('only the place if the wait is unknown', () => {
@@ -51,9 +51,9 @@ describe('the status bar says', () => {
 
   it('that the notebook is suspended', () => {
     const queue = [waits('s1', { expected_at: 1030 })];
-    const said = status([withOwn({ state: 'suspended' }, { queue, holders: ['s2'] })]);
-    expect(said?.text).toBe('GPU: 1st, about 30 s');
-    expect(said?.label).toContain('suspended in mid-cell');
+    const shown = status([withOwn({ state: 'suspended' }, { queue, holders: ['s2'] })]);
+    expect(shown?.text).toBe('GPU: 1st, about 30 s');
+    expect(shown?.label).toContain('suspended in mid-cell');
   });
 
   it.each([

@@ -24,7 +24,7 @@ describe('the store', () => {
     changes = 0;
     store.changed.connect(() => (changes += 1));
     const waiting = gpu({ sessions: [session({ state: 'waiting' })], queue: queued(1030) });
-    store.hear({ type: 'snapshot', ...state([waiting]) });
+    store.receive({ type: 'snapshot', ...state([waiting]) });
   });
 
   it('knows the state and the time', () => {
@@ -37,15 +37,15 @@ describe('the store', () => {
   it('says when a wait ends, and makes that later only with a reason', () => {
     expect(store.expected('s1')?.at).toBe(1030);
     expect(store.expected('nobody')).toBeNull();
-    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: queued(1080) } } } }));
+    store.receive(delta(6, { gpus: { 'GPU-1': { set: { queue: queued(1080) } } } }));
     expect(store.expected('s1')?.at).toBe(1030);
-    store.hear(delta(7, { gpus: { 'GPU-1': { set: { queue: queued(1020) } } } }));
+    store.receive(delta(7, { gpus: { 'GPU-1': { set: { queue: queued(1020) } } } }));
     expect(store.expected('s1')?.at).toBe(1020);
   });
 
   it('treats a later wait of the same notebook as another wait', () => {
     const queue = [waits('s1', { expected_at: 1080, waiting_since: 1020 })];
-    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
+    store.receive(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
     expect(store.expected('s1')?.at).toBe(1080);
   });
 
@@ -58,7 +58,7 @@ describe('the store', () => {
         expected_why: 'others go first'
       })
     ];
-    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
+    store.receive(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
     expect(store.expected('s1')).toEqual({
       at: 1029,
       low_at: 1020,
@@ -70,12 +70,12 @@ describe('the store', () => {
   });
 
   it('forgets a wait that has ended', () => {
-    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: [] } } } }));
+    store.receive(delta(6, { gpus: { 'GPU-1': { set: { queue: [] } } } }));
     expect(store.expected('s1')).toBeNull();
   });
 
   it('emits nothing while only time passes', () => {
-    store.hear({ type: 'heartbeat', seq: 5, now: 1010 });
+    store.receive({ type: 'heartbeat', seq: 5, now: 1010 });
     store.currentKernel = null;
     store.setConnection('live');
     store.setConnection('live');
@@ -84,11 +84,11 @@ describe('the store', () => {
 
   it('continues from the last position unless a message was missed', () => {
     expect(store.seen).toMatchObject({ epoch: 'e', seq: 5 });
-    expect(store.hear(delta(8, {}))).toBe(false);
+    expect(store.receive(delta(8, {}))).toBe(false);
     store.forget();
     expect(store.seen).toBeNull();
     expect(store.state?.seq).toBe(5); // still on show
-    store.hear({ type: 'snapshot', ...state([], { epoch: 'f', seq: 8 }) });
+    store.receive({ type: 'snapshot', ...state([], { epoch: 'f', seq: 8 }) });
     expect(store.seen).toMatchObject({ epoch: 'f', seq: 8 });
   });
 

@@ -22,7 +22,7 @@ class Socket {
   close(): void {
     this.closed = true;
   }
-  say(message: object): void {
+  deliver(message: object): void {
     this.onmessage?.({ data: JSON.stringify(message) });
   }
   /** Ends the connection from the other side. */
@@ -60,7 +60,7 @@ class Host {
     this.asked += 1;
     return this.answer();
   };
-  hear = (message: StreamMessage) => {
+  receive = (message: StreamMessage) => {
     this.heard.push(message);
     return !this.gap;
   };
@@ -109,7 +109,7 @@ describe('the stream', () => {
   it('is live with the first message', () => {
     stream.start();
     expect(host.connections).toEqual([]);
-    host.socket.say(SNAPSHOT);
+    host.socket.deliver(SNAPSHOT);
     expect(host.connections).toEqual(['live']);
     expect(host.heard).toEqual([SNAPSHOT]);
   });
@@ -117,29 +117,29 @@ describe('the stream', () => {
   it('ignores what it does not know', () => {
     stream.start();
     host.socket.onmessage?.({ data: 'nonsense' });
-    host.socket.say({ type: 'something-new' });
+    host.socket.deliver({ type: 'something-new' });
     expect(host.heard).toEqual([]);
     expect(host.sockets).toHaveLength(1);
   });
 
   it('connects again when the connection breaks', async () => {
     stream.start();
-    host.socket.say(SNAPSHOT);
+    host.socket.deliver(SNAPSHOT);
     host.socket.breaks();
     expect(host.connections).toEqual(['live', 'lost']);
     await pass(FIRST_PAUSE_MS);
     expect(host.sockets).toHaveLength(2);
-    host.socket.say(HEARTBEAT);
+    host.socket.deliver(HEARTBEAT);
     expect(host.connections).toEqual(['live', 'lost', 'live']);
     expect(host.asked).toBe(0);
   });
 
   it('treats a silent connection as broken, but not one with heartbeats', async () => {
     stream.start();
-    host.socket.say(SNAPSHOT);
+    host.socket.deliver(SNAPSHOT);
     for (let time = 0; time < 10; time += 1) {
       await pass(10_000);
-      host.socket.say(HEARTBEAT);
+      host.socket.deliver(HEARTBEAT);
     }
     expect(host.sockets).toHaveLength(1);
     await pass(SILENCE_MS);
@@ -152,7 +152,7 @@ describe('the stream', () => {
     stream.start();
     host.gap = true;
     const first = host.socket;
-    first.say({ type: 'delta', seq: 9, now: 1 });
+    first.deliver({ type: 'delta', seq: 9, now: 1 });
     expect(host.forgotten).toBe(1);
     expect(first.closed).toBe(true);
     expect(host.sockets).toHaveLength(2);
@@ -173,7 +173,7 @@ describe('the stream', () => {
     await pass(POLL_MS * (POLLS_PER_TRY - 1));
     expect(host.sockets).toHaveLength(DEAD_SOCKETS + 1);
     expect(host.asked).toBe(POLLS_PER_TRY);
-    host.socket.say(SNAPSHOT); // no longer blocked
+    host.socket.deliver(SNAPSHOT); // no longer blocked
     await pass(POLL_MS * 2);
     expect(host.asked).toBe(POLLS_PER_TRY);
   });
@@ -222,7 +222,7 @@ describe('the stream', () => {
 
   it('does nothing while the page is hidden, and continues when it is visible', async () => {
     stream.start();
-    host.socket.say(SNAPSHOT);
+    host.socket.deliver(SNAPSHOT);
     show(false);
     await pass(HIDDEN_GRACE_MS - 1);
     expect(host.socket.closed).toBe(false);
@@ -238,7 +238,7 @@ describe('the stream', () => {
 
   it('keeps its connection while the page is hidden for a moment', async () => {
     stream.start();
-    host.socket.say(SNAPSHOT);
+    host.socket.deliver(SNAPSHOT);
     show(false);
     await pass(HIDDEN_GRACE_MS / 2);
     show(true);
@@ -258,7 +258,7 @@ describe('the stream', () => {
   it('goes on listening while hidden if it has to notify', async () => {
     host.hidden = true;
     stream.start();
-    host.socket.say(SNAPSHOT);
+    host.socket.deliver(SNAPSHOT);
     show(false);
     await pass(HIDDEN_GRACE_MS * 2);
     expect(host.socket.closed).toBe(false);

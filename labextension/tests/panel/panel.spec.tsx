@@ -335,10 +335,10 @@ describe('settings', () => {
     submit();
     expect(does.set).not.toHaveBeenCalled();
     expect(hook('tq').getAttribute('aria-invalid')).toBe('true');
-    const said = hook('tq-error');
-    expect(said.textContent).toContain('0.1 s');
-    expect(said.closest('.jp-Kiwi-field')).toBe(hook('tq').closest('.jp-Kiwi-field'));
-    expect(hook('tq').getAttribute('aria-describedby')).toBe(said.id);
+    const message = hook('tq-error');
+    expect(message.textContent).toContain('0.1 s');
+    expect(message.closest('.jp-Kiwi-field')).toBe(hook('tq').closest('.jp-Kiwi-field'));
+    expect(hook('tq').getAttribute('aria-describedby')).toBe(message.id);
   });
 
   it('that were refused show the reason, and stay as typed', async () => {

@@ -16,7 +16,7 @@ import { gpu, session, state, waits } from '../states';
 
 function storeOf(gpus: readonly IGpu[], kernel: string | null = 'k-s1'): KiwiStore {
   const store = new KiwiStore();
-  store.hear({ type: 'snapshot', ...state(gpus) });
+  store.receive({ type: 'snapshot', ...state(gpus) });
   store.setConnection('live');
   store.currentKernel = kernel;
   return store;
@@ -35,14 +35,14 @@ describe('the status-bar item', () => {
     item.appeared.connect(() => (appeared += 1));
     const button = item.node.querySelector('button');
     expect(item.status).toBeNull();
-    store.hear({ type: 'snapshot', ...state() });
+    store.receive({ type: 'snapshot', ...state() });
     expect(appeared).toBe(1);
     expect(button?.textContent).toBe('GPU: free');
     expect(button?.getAttribute('aria-label')).toMatch(/^GPU: free\. .*Open Kiwi\.$/);
     expect(button?.dataset.kiwi).toBe('status-item');
     button?.click();
     expect(opened).toBe(1);
-    store.hear({ type: 'snapshot', ...state([]) });
+    store.receive({ type: 'snapshot', ...state([]) });
     expect(appeared).toBe(2);
     expect(item.status).toBeNull();
     item.dispose();
@@ -60,7 +60,7 @@ describe('the status-bar item', () => {
     expect(item.node.textContent).toBe('GPU: 1st, about 12 s');
     vi.advanceTimersByTime(5000);
     expect(item.node.textContent).toBe('GPU: 1st, about 7 s');
-    store.hear({ type: 'snapshot', ...state() });
+    store.receive({ type: 'snapshot', ...state() });
     expect(item.node.textContent).toBe('GPU: free');
     expect(vi.getTimerCount()).toBe(0);
     item.dispose();
@@ -147,10 +147,10 @@ describe('a notification', () => {
       Object.assign(kiwi.settings, { changed: new Signal({}) });
       const app = { commands: { addCommand: vi.fn() } };
       void notifications.activate(app as never, kiwi as unknown as IKiwi, null as never);
-      store.hear({ type: 'snapshot', ...state([gpu(waiting)]) });
+      store.receive({ type: 'snapshot', ...state([gpu(waiting)]) });
       expect(shown).toEqual([]);
       const has = gpu({ sessions: [session({ state: 'running' })], holders: ['s1'] });
-      store.hear({ type: 'snapshot', ...state([has], { now: 1042 }) });
+      store.receive({ type: 'snapshot', ...state([has], { now: 1042 }) });
       expect(shown.map(each => each.title)).toEqual(
         permission === 'granted' ? ['s1.ipynb has the GPU'] : []
       );
@@ -209,10 +209,10 @@ describe('bringing back', () => {
   it('is requested when the user types in the notebook, not elsewhere', () => {
     const { asked, store, widget } = running('k-s1');
     const busy = gpu({ sessions: [session({ state: 'idle' })] });
-    store.hear({ type: 'snapshot', ...state([busy]) });
+    store.receive({ type: 'snapshot', ...state([busy]) });
     // Later it is out again, and no user has looked at it.
     const out = gpu({ sessions: [session({ state: 'paged-out' })] });
-    store.hear({ type: 'snapshot', ...state([out], { now: 1100 }) });
+    store.receive({ type: 'snapshot', ...state([out], { now: 1100 }) });
     expect(asked).toEqual(['s1']);
     document.body.dispatchEvent(new KeyboardEvent('keydown', { key: 'a', bubbles: true }));
     expect(asked).toEqual(['s1']);
