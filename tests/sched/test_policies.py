@@ -285,7 +285,7 @@ def test_only_the_first_of_an_owners_many_waiters_is_checked(
         return old_at_ns(self, context, waiter)
 
     monkeypatch.setattr(Interactive, "_old_at_ns", noted)
-    st.now_ns = st.policy._soonest_old_at_ns(st, st.sessions[B])
+    st.now_ns, st.wake_ns = st.policy._soonest_old_at_ns(st, st.sessions[B]), None
     assert next(iter(st.policy.order(st))).id == B
     first = next(iter(st.queue.values()))
     assert st.policy.reorders_at_ns(st) == old_at_ns(st.policy, st, first) > st.now_ns

@@ -40,6 +40,11 @@ class PolicyContext(Protocol):
     def now_ns(self) -> int: ...
 
     @property
+    def wake_ns(self) -> int | None:
+        """When the settle pass runs again even if nothing happens, as far as is known by now."""
+        ...
+
+    @property
     def turn_settings(self) -> TurnSettings: ...
 
     @property
@@ -138,7 +143,8 @@ class Policy:
         GPU."""
         turn_settings = context.turn_settings
         swap_ns = round(turn_settings.swap_floor_factor * context.swap_ns(session))
-        return max(turn_settings.least_ns(), swap_ns)
+        least_ns = turn_settings.least_ns()
+        return swap_ns if swap_ns > least_ns else least_ns
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:  # noqa: ARG002
         """Return whether ``waiter`` may be brought in now, beside ``holders`` sessions that hold
@@ -159,7 +165,8 @@ class Policy:
         return context.moving_ns(waiter)
 
     def reorders_at_ns(self, context: PolicyContext) -> int | None:  # noqa: ARG002
-        """Return when ``order`` changes by the passing of time alone; ``None``: never."""
+        """Return when ``order`` changes by the passing of time alone; ``None``: never, or not
+        before ``PolicyContext.wake_ns``."""
         return None
 
     def favoured_ns(self, context: PolicyContext, session: Session, had_ns: int) -> int:  # noqa: ARG002

@@ -96,6 +96,7 @@ SHARES_MAX: Final = 0.5
 NEVER_NS: Final = 1 << 62
 
 _queued_ns = attrgetter("queued_ns")
+_lines = attrgetter("lines")
 
 
 @register
@@ -151,8 +152,10 @@ class Interactive(Policy):
         self._sharing.pop(session.id, None)
 
     def served(self, session: Session) -> None:
+        owner = session.owner
         for lane in self._lanes:
-            lane.served(session)
+            if owner in lane.lines:
+                lane.served(session)
 
     def _level(self, context: PolicyContext, session: Session) -> int:
         if session.leaving:
@@ -203,16 +206,14 @@ class Interactive(Policy):
         other sessions. Sessions that arrived later become old later."""
         return waiter.queued_ns + max(self._patience_ns, self._others_ns(context, waiter))
 
-    def _is_young(self, context: PolicyContext, waiter: Session) -> bool:
-        """Return whether ``waiter`` is not old even if nothing has to move: the usual case, and
-        cheap to find out."""
-        waited_ns = context.now_ns - waiter.queued_ns
-        if waited_ns < self._patience_ns:
-            return True
-        return waited_ns < self._turn_patience_ns * (context.usage.weight - waiter.weight)
+    def _young_ns(self, context: PolicyContext, waiter: Session) -> float:
+        """Return how long ``waiter`` waits before it can be old even if nothing has to move. That
+        is cheap to find out, and mostly decides."""
+        turns_ns = self._turn_patience_ns * (context.usage.weight - waiter.weight)
+        return turns_ns if turns_ns > self._patience_ns else self._patience_ns
 
     def _is_old(self, context: PolicyContext, waiter: Session) -> bool:
-        if self._is_young(context, waiter):
+        if context.now_ns - waiter.queued_ns < self._young_ns(context, waiter):
             return False
         return context.now_ns >= self._old_at_ns(context, waiter)
 
@@ -228,14 +229,15 @@ class Interactive(Policy):
     def _first(self, context: PolicyContext) -> list[Session]:
         """Return the waiters that precede all levels: those below their share, then the oldest if
         it is old. If the oldest is blocked, the next old one follows it."""
-        sharing = self._sharing.values()
-        first = [waiter for waiter in sharing if self._is_owed(context, waiter)] if sharing else []
+        first: list[Session] = []
+        if self._sharing:
+            first += [w for w in self._sharing.values() if self._is_owed(context, w)]
         behind: set[str] = set()
         """The owners whose first waiter is not old, so that the others are not either."""
         for waiter in context.queue.values():
             if waiter.owner in behind:
                 continue
-            if self._is_young(context, waiter):
+            if context.now_ns - waiter.queued_ns < self._young_ns(context, waiter):
                 break
             if context.now_ns < self._soonest_old_at_ns(context, waiter):
                 break
@@ -254,7 +256,7 @@ class Interactive(Policy):
             return context.queue.values()
         first = self._first(context)
         if not first and not context.waiting_in:
-            return chain.from_iterable(self._lanes)
+            return chain.from_iterable(filter(_lines, self._lanes))
         everybody = self._by_level(context)
         if not first and not context.runners:
             next_one = next(everybody)
@@ -285,7 +287,7 @@ class Interactive(Policy):
         yield from self._lanes[LAST]
 
     def reorders_at_ns(self, context: PolicyContext) -> int | None:
-        now_ns = context.now_ns
+        now_ns, wake_ns = context.now_ns, context.wake_ns
         to_come_ns = []
         for waiter in self._sharing.values():
             owed_at_ns = self._owed_at_ns(context, waiter)
@@ -296,6 +298,8 @@ class Interactive(Policy):
         for waiter in context.queue.values():
             if waiter.owner in behind:
                 continue
+            if wake_ns and wake_ns - waiter.queued_ns <= self._young_ns(context, waiter):
+                break
             soonest_ns = self._soonest_old_at_ns(context, waiter)
             if soonest_ns > now_ns:
                 to_come_ns.append(soonest_ns)
@@ -320,11 +324,15 @@ class Interactive(Policy):
         began_ns, in_place = runner.granted_ns, waiter.id in context.waiting_in
         floor_ns = self.floor_ns(context, runner)
         # The guard is shorter where nothing would have to move.
-        guard_ns = self._in_place_ns if in_place else max(self._least_run_ns, floor_ns)
-        least_ns = max(began_ns + guard_ns, runner.protected_until_ns)
-        if self._is_old(context, waiter) or (waiter.share and self._is_owed(context, waiter)):
+        guard_ns = floor_ns if floor_ns > self._least_run_ns else self._least_run_ns
+        if in_place:
+            guard_ns = self._in_place_ns
+        least_ns = began_ns + guard_ns
+        if least_ns < runner.protected_until_ns:
+            least_ns = runner.protected_until_ns
+        if runner.level > waiter.level or self._is_old(context, waiter):
             return least_ns
-        if runner.level > waiter.level:
+        if waiter.share and self._is_owed(context, waiter):
             return least_ns
         if runner.level == LAST:  # and so is the waiter: only the quantum counts
             return max(least_ns, began_ns + self._own_quantum_ns(runner), began_ns + floor_ns)
@@ -333,7 +341,9 @@ class Interactive(Policy):
         above_ns = self._reaches_at_ns(runner, waiter.level + 1)
         short = in_place and not waiter.level
         quantum_ns = guard_ns if short else max(self._own_quantum_ns(runner), floor_ns)
-        same_ns = max(self._reaches_at_ns(runner, waiter.level), began_ns + quantum_ns)
+        same_ns = began_ns + quantum_ns
+        if runner.level < waiter.level:
+            same_ns = max(self._reaches_at_ns(runner, waiter.level), same_ns)
         return max(least_ns, min(above_ns, same_ns))
 
     def ahead_ns(self, context: PolicyContext, waiter: Session) -> int:
@@ -341,9 +351,8 @@ class Interactive(Policy):
         return NEVER_NS if waiter.level < LAST else super().ahead_ns(context, waiter)
 
     def _reaches_at_ns(self, runner: Session, level: int) -> int:
-        """Return when ``runner`` will have had enough GPU time to be on ``level``."""
-        if runner.level >= level:
-            return runner.granted_ns
+        """Return when ``runner``, now on a lower level, will have had enough GPU time to be on
+        ``level``."""
         if level > LAST:
             return NEVER_NS
         had_ns = self._levels_ns[level - 1]

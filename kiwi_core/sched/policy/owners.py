@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 class OwnerTurns:
     def __init__(self) -> None:
-        self._lines: dict[str, dict[SessionId, Session]] = {}
+        self.lines: dict[str, dict[SessionId, Session]] = {}
         """The waiters of each owner. The owners are in the order of their turns."""
 
     def add(self, session: Session) -> None:
-        line = self._lines.get(session.owner)
+        line = self.lines.get(session.owner)
         if line is None:
-            line = self._lines[session.owner] = {}
+            line = self.lines[session.owner] = {}
         line[session.id] = session
 
     def remove(self, session: Session) -> None:
-        line = self._lines[session.owner]
+        line = self.lines[session.owner]
         del line[session.id]
         if not line:
-            del self._lines[session.owner]
+            del self.lines[session.owner]
 
     def served(self, session: Session) -> None:
         """Put the owner of ``session``, whose turn begins or ends, behind all others."""
-        line = self._lines.pop(session.owner, None)
+        line = self.lines.pop(session.owner, None)
         if line is not None:
-            self._lines[session.owner] = line
+            self.lines[session.owner] = line
 
     def __iter__(self) -> Iterator[Session]:
         """Yield the first waiter of each owner, then the second one of each, and so on."""
         more = []
-        for line in self._lines.values():
+        for line in self.lines.values():
             waiters = iter(line.values())
             yield next(waiters)
             if len(line) > 1:
