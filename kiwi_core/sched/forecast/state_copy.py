@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.sched.model.history import History
-from kiwi_core.sched.model.operations import OngoingOperation
 from kiwi_core.sched.model.policy import Policy
 from kiwi_core.sched.model.session import RoomRequest, Session
 from kiwi_core.sched.model.speed import SwapSpeed
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 # Up to fifty sessions are copied many times a second; ``copy.copy`` takes four times as long.
 _SESSION: Final = attrgetter(*(one.name for one in fields(Session)))
-_OPERATION: Final = attrgetter(*(one.name for one in fields(OngoingOperation)))
 
 _SHARED: Final = ("config", "sessions", "stories", "history", "speed")
 """Fields of ``State`` that never change, or that the copy gets anew."""
@@ -62,7 +60,7 @@ def _session(session: Session) -> Session:
     copied.peaks_bytes = session.peaks_bytes.copy()
     copied.durations_ns = session.durations_ns.copy()
     if session.op is not None:
-        copied.op = OngoingOperation(*_OPERATION(session.op))
+        copied.op = copy(session.op)
     return copied
 
 

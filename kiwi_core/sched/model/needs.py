@@ -92,7 +92,8 @@ class Needs:
         never held GPU memory, which may begin with any cell."""
         if not self.peak_bytes:
             return total_bytes
-        return min(total_bytes, need_bytes + self.growth_bytes)
+        wish_bytes = need_bytes + self.growth_bytes
+        return wish_bytes if wish_bytes < total_bytes else total_bytes
 
     def learn_from_start(self, footprint_bytes: int) -> None:
         """Begin to learn from a burst."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from kiwi_core.units import OpId
+from msgspec import Struct
+
+from kiwi_core.units import OpId
 
 
 class Doing(Enum):
@@ -27,8 +28,7 @@ PAGING_OUT: Final = Doing.PAGING_OUT
 PAGING_IN: Final = Doing.PAGING_IN
 
 
-@dataclass(slots=True, eq=False)
-class OngoingOperation:
+class OngoingOperation(Struct, eq=False):
     """An operation that has not reported yet. It is in ``State.ops`` under ``op`` exactly as long
     as the session's ``op`` field refers to it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
 from kiwi_core.sched.model.happenings import HOLDS
@@ -20,8 +20,16 @@ from kiwi_core.states import Notice
 from kiwi_core.units import NS_PER_S, OpId
 
 if TYPE_CHECKING:
+    from kiwi_core.sched.actions import Action
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
+
+_ACTIONS: Final[dict[Doing, type[Suspend | Resume | PageOut]]] = {
+    SUSPENDING: Suspend,
+    RESUMING: Resume,
+    PAGING_OUT: PageOut,
+}
+"""The actions that take no more than all operations do."""
 
 
 def grant(st: State, session: Session, cause: str) -> None:
@@ -111,32 +119,24 @@ def _start(
     ends_turn: bool = False,
     hinted: bool = False,
 ) -> None:
-    op = OpId(st.next_op)
+    op, id_, now_ns = OpId(st.next_op), session.id, st.now_ns
     st.next_op += 1
-    # What a restore adds in the GPU: all but what an interrupted page-out left there.
-    restore_bytes = session.footprint_bytes - session.resident_bytes
     moved_bytes = move_id = 0
     if doing in MOVES:
-        moved_bytes = session.resident_bytes if doing is PAGING_OUT else restore_bytes
+        moved_bytes = session.resident_bytes
+        if doing is PAGING_IN:  # all but what an interrupted page-out left in the GPU
+            moved_bytes = session.footprint_bytes - moved_bytes
         move_id = st.history.next()
-    deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    st.op_begins(session, OngoingOperation(op, doing, st.now_ns, ends_turn, hinted, move_id))
-    if doing is SUSPENDING:
-        st.actions.append(Suspend(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
-    elif doing is RESUMING:
-        st.actions.append(Resume(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
-    elif doing is PAGING_OUT:
-        st.actions.append(PageOut(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
-    else:
-        st.actions.append(
-            PageIn(
-                session=session.id,
-                op=op,
-                deadline_ns=deadline_ns,
-                need_bytes=restore_bytes,
-                cause=cause,
-            )
+    st.op_begins(session, OngoingOperation(op, doing, now_ns, ends_turn, hinted, move_id))
+    until_ns = now_ns + _allowed_ns(st, moved_bytes)
+    action: Action
+    if doing is PAGING_IN:
+        action = PageIn(
+            session=id_, op=op, deadline_ns=until_ns, need_bytes=moved_bytes, cause=cause
         )
+    else:
+        action = _ACTIONS[doing](session=id_, op=op, deadline_ns=until_ns, cause=cause)
+    st.actions.append(action)
     st.tell(session, "{0.value} begins ({1})", doing, cause)
 
 

@@ -12,14 +12,16 @@ the session's own memory included:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT
 from kiwi_core.sched.model.operations import PAGING_OUT
+from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay, why_it_stays
@@ -29,7 +31,6 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
 
@@ -53,11 +54,10 @@ COMING: Final = RoomState.COMING
 SHORT: Final = RoomState.SHORT
 
 
-@dataclass(slots=True)
-class VictimSurvey:
+class VictimSurvey(Struct, eq=False):
     """The sessions that can be paged out now, and those that would have to be but cannot."""
 
-    victims: list[Session] = field(default_factory=list)
+    victims: list[Session] = []
     gain_bytes: int = 0
     host_bytes: int = 0
     """System RAM that the victims may take."""

@@ -31,6 +31,8 @@ class QueueStep(Enum):
 
 
 _granted_ns = attrgetter("granted_ns")
+_need_bytes = attrgetter("need_bytes")
+_resident_bytes = attrgetter("resident_bytes")
 
 GO_ON: Final = QueueStep.GO_ON
 WAIT: Final = QueueStep.WAIT
@@ -80,7 +82,7 @@ def _advance(st: State, waiter: Session) -> QueueStep:
     if waiter.stopped:
         waiter.block(Notice.STOPPED, waiter.stopped)
         return GO_ON
-    if waiter.may_not_come_yet(st.now_ns):
+    if waiter.backoff_until_ns and waiter.may_not_come_yet(st.now_ns):
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
         waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
@@ -141,7 +143,7 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
     its program would go on at once."""
     if waiter.residency is not PAGED_OUT or waiter.mid_burst or not st.runners:
         return False
-    need_bytes = waiter.need_bytes + sum([runner.need_bytes for runner in st.runners.values()])
+    need_bytes = waiter.need_bytes + sum(map(_need_bytes, st.runners.values()))
     if need_bytes + st.margin_bytes > st.capacity_bytes:
         return False
     if st.holders > len(st.runners) or not _may_restore(st):
@@ -184,7 +186,8 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
         waiter.unblock()
         return WAIT
     hindrance: tuple[Notice, str] | None = None
-    for runner in sorted(st.runners.values(), key=_granted_ns):
+    runners = st.runners.values()
+    for runner in sorted(runners, key=_granted_ns) if len(runners) > 1 else tuple(runners):
         stop_at_ns = st.policy.stop_at_ns(st, runner, waiter)
         if stop_at_ns > st.now_ns:
             st.wake_at(stop_at_ns)
@@ -199,7 +202,8 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     # that a runner hinders took 36 ms.
     if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
         st.wake_at(reorders_at_ns)
-    waiter.unblock()
+    if waiter.blocked is not None:
+        waiter.unblock()
     return WAIT
 
 
@@ -215,7 +219,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     free_bytes = st.free_bytes + room.coming_bytes(st) + _growth_bytes(st)
     free_bytes += waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
-    movable_bytes = sum([r.resident_bytes for r in st.runners.values()])
+    movable_bytes = sum(map(_resident_bytes, st.runners.values()))
     forced_bytes = room.forced_bytes(st, waiter) - free_bytes - movable_bytes
     found = room.survey(st, short_bytes, beside=waiter, residues_for_bytes=forced_bytes)
     if found.gain_bytes >= short_bytes or (
