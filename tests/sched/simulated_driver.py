@@ -76,7 +76,7 @@ class Driver:
         runs = proc.id in self.holders
         if runs:
             had_ns = self.now_ns - proc.granted_ns
-            assert had_ns >= self.scheduler._st.turn_settings.least_ns(), f"{proc.id} has its turn"
+            assert had_ns >= self.scheduler._st.turn_settings.least_ns, f"{proc.id} has its turn"
         elif not proc.stopped:
             assert proc.phase in ("idle", "lingering"), f"{proc.id} waits and is to be ended"
         assert proc.guarded or not (proc.stopped or runs), f"{proc.id} has no gate"

@@ -70,14 +70,8 @@ class Derived(Mode, Readings):
         if resident != session.counted_resident_bytes:
             self.resident_bytes += resident - session.counted_resident_bytes
             session.counted_resident_bytes = resident
-        self.recount(session)
-
-    def recount(self, session: Session) -> None:
-        """Do what ``refresh`` does, after a change of what ``session`` wants, or of its operation:
-        its memory and its need are as before."""
-        want, op, need = session.want, session.op, session.need_bytes
-        active = need if want is not NOTHING and not session.leaving else 0
-        if session.kept_out and session.aside:
+        active = session.need_bytes
+        if session.want is NOTHING or session.leaving or (session.kept_out and session.aside):
             active = 0
         if active != session.counted_active_bytes:
             if not active:
@@ -88,7 +82,12 @@ class Derived(Mode, Readings):
                 self.usage.wants(session)
             self.active_need_bytes += active - session.counted_active_bytes
             session.counted_active_bytes = active
+        self.recount(session)
 
+    def recount(self, session: Session) -> None:
+        """Do what ``refresh`` does, after the grant of ``session`` or the start of its operation:
+        its memory and its need are as before, and it is as active as before."""
+        want, op, need = session.want, session.op, session.need_bytes
         claim, host = session.resident_bytes, session.paged_out_bytes
         grows = want is RUNNING
         if op is not None:

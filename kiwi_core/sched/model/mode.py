@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from kiwi_core.states import AntiThrash
+
+ON: Final = AntiThrash.ON
+"""Under its own name: see ``memory``."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,9 +35,12 @@ class Mode:
         automatic mode counts it."""
         self.outgrown = outgrow and self.anti_thrash is AntiThrash.ON
 
-    def choose_mode(self, several: bool, fit: bool) -> None:
-        """Serialise or not. ``several`` sessions wait or run, and all of them ``fit`` the GPU."""
-        if self.anti_thrash is AntiThrash.ON:
+    def choose_mode(self, several: bool, fit: bool) -> bool:
+        """Serialise or not; return whether this begins to. ``several`` sessions wait or run, and
+        all of them ``fit`` the GPU."""
+        was = self.serialised
+        if self.anti_thrash is ON:
             self.serialised = several and (self.outgrown or not fit)
         else:
             self.serialised = self.anti_thrash is AntiThrash.ALWAYS
+        return self.serialised and not was

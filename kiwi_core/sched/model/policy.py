@@ -8,7 +8,7 @@ so it must be fast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TurnSettings:
-    """The settings that determine quanta; they may change at any time."""
+    """The settings that determine quanta. A change of settings makes a new object."""
 
     tq_ns: int
     min_run_ns: int
     swap_floor_factor: float
 
-    def least_ns(self) -> int:
-        """Return how long a session runs at least even if its swap costs less."""
-        return self.tq_ns if self.tq_ns < self.min_run_ns else self.min_run_ns
+    least_ns: int = field(init=False)
+    """How long a session runs at least even if its swap costs less."""
+
+    def __post_init__(self) -> None:
+        self.least_ns = min(self.tq_ns, self.min_run_ns)
 
 
 class PolicyContext(Protocol):
@@ -143,7 +145,7 @@ class Policy:
         GPU."""
         turn_settings = context.turn_settings
         swap_ns = round(turn_settings.swap_floor_factor * context.swap_ns(session))
-        least_ns = turn_settings.least_ns()
+        least_ns = turn_settings.least_ns
         return swap_ns if swap_ns > least_ns else least_ns
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:  # noqa: ARG002

@@ -118,7 +118,7 @@ class Interactive(Policy):
         self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
         self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
         self._least_run_ns = round(LEAST_RUN_TQ * tq_ns)
-        self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns())
+        self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns)
         self._patience_ns = round(PATIENCE_TQ * tq_ns)
         self._turn_patience_ns = PATIENCE_FACTOR * tq_ns
         self._protected_ns = round(PROTECTED_TQ * tq_ns)

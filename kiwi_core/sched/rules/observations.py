@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
@@ -98,7 +99,7 @@ def host_budget(st: State, event: ev.HostBudgetObserved) -> None:
 
 def settings(st: State, event: ev.SettingsChanged) -> None:
     if event.tq_ns is not None:
-        st.turn_settings.tq_ns = event.tq_ns
+        st.turn_settings = replace(st.turn_settings, tq_ns=event.tq_ns)
     if event.policy is not None and event.policy != st.policy.name:
         st.policy = make(event.policy)
         for session in st.sessions.values():  # the previous policy's values mean nothing now

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
+# Under own names: see ``memory``.
+GOES_ON: Final = Notice.RESUMED
+IS_STOPPED: Final = Notice.SUSPENDED
+
 _ACTIONS: Final[dict[Doing, type[Suspend | Resume | PageOut]]] = {
     SUSPENDING: Suspend,
     RESUMING: Resume,
@@ -43,7 +47,7 @@ def grant(st: State, session: Session, cause: str) -> None:
     st.recount(session)
     quantum_ns = st.policy.quantum_ns(st, session)
     if goes_on:
-        st.notify(session, Notice.RESUMED, cause=cause)
+        st.notify(session, GOES_ON, cause=cause)
     st.actions.append(
         Grant(session=session.id, burst=session.burst, quantum_ns=quantum_ns, cause=cause)
     )
@@ -78,7 +82,7 @@ def end_turn(st: State, session: Session, doing: Doing, cause: str) -> None:
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     if not session.kept_out:  # else ``line_up`` notifies it
-        st.notify(session, Notice.SUSPENDED, cause=cause)
+        st.notify(session, IS_STOPPED, cause=cause)
     _start(st, session, doing, cause, ends_turn=True)
     st.line_up(session)
 
@@ -88,7 +92,7 @@ def leave_where_it_is(st: State, session: Session, cause: str) -> None:
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     turn_ended(st, session)
-    st.notify(session, Notice.SUSPENDED, cause=cause)
+    st.notify(session, IS_STOPPED, cause=cause)
     st.refresh(session)
     st.line_up(session)
     st.tell(session, "its turn is over ({})", cause)

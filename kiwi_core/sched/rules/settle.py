@@ -68,9 +68,7 @@ def _end_lingerers(st: State) -> None:
 
 def _choose_mode(st: State) -> None:
     fits = st.active_need_bytes + st.margin_bytes <= st.capacity_bytes
-    was = st.serialised
-    st.choose_mode(st.active > 1, fits)
-    if st.serialised and not was and len(st.runners) > 1:
+    if st.choose_mode(st.active > 1, fits) and len(st.runners) > 1:
         on = st.anti_thrash is AntiThrash.ON
         why = "together they need more than the GPU has" if on else "anti-thrash is set to always"
         for runner in st.runners.values():
