@@ -17,6 +17,7 @@ import pytest
 from cramped import limited
 from daemon import wait_until
 from patience import PATIENCE_S, die_with_the_test
+from surfaces import watching
 
 from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.roster.registry import SessionRecord
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from daemon import Daemon
     from session_program import SessionProgram
+    from surfaces import Watch
 
     from kiwi_core.wire.messages import GpuStatus
 
@@ -50,18 +52,17 @@ def test_an_immovable_program_is_ended_and_the_other_one_runs(
 ) -> None:
     daemon = start("1x128MiB", "--end-immovable-after", "4")
     one, other = program(daemon, 100, name="one"), program(daemon, name="other")
-    with limited(one.pid, 50 * MIB):
+    with limited(one.pid, 50 * MIB), watching(daemon) as watch:
         other.begin_take(60, 2)
         shown = daemon.wait_for(lambda s: _session(s, one.pid, "ending"), "its end is announced")
         assert shown.ends_in_s <= 4
         assert "--mem=" in shown.problem_text
-        expected = lambda s: s.queue and s.queue[0].expected_wait_s  # noqa: E731
-        daemon.wait_for(expected, "the wait has a figure")
         told = dict(wait_until(one.notices, "its user is told"))
         assert "Kiwi ends the program in 4 s (at " in told["ending"]
         assert "--mem=" in told["ending"]
         wait_until(lambda: one.worker.returncode is not None, "it is ended")
         assert one.worker.returncode == -signal.SIGTERM
+    assert _had_a_figure(watch, one.pid), "the wait for its end"
     other.worker.answer()
     assert other.intact()
     assert "session is ended" in daemon.log()
@@ -132,20 +133,19 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
     )  # fmt: skip
     wait_until(rounds.exists, "it computes")
     [child] = psutil.Process(run.pid).children()
-    with limited(child.pid, 50 * MIB):
+    with limited(child.pid, 50 * MIB), watching(daemon) as watch:
         if stopped:
             child.suspend()
         other.begin_take(60, 2)
         shown = daemon.wait_for(lambda s: _session(s, run.pid, "ending"), "its end is announced")
         assert shown.ends_in_s <= 4
         assert "--mem=" in shown.problem_text
-        expected = lambda s: s.queue and s.queue[0].expected_wait_s  # noqa: E731
-        daemon.wait_for(expected, "the wait has a figure")
         before = rounds.read_text()
         if not stopped:
             wait_until(lambda: rounds.read_text() not in ("", before), "it goes on computing")
         out, err = run.communicate(timeout=PATIENCE_S)
     assert (run.returncode, out) == (3, "saved\n"), err
+    assert _had_a_figure(watch, run.pid), "the wait for its end"
     assert "Kiwi ends the program in 4 s (at " in err
     assert "Kiwi ends this program: its turn was over" in err
     assert "in Slurm: --mem=" in err
@@ -160,6 +160,16 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
     ]
     over = ", and its process is stopped. " if stopped else " past its turn. "
     assert order.cause.startswith(f"others have waited 4 s for its GPU memory{over}")
+
+
+def _had_a_figure(watch: Watch, pid: int) -> bool:
+    """Return whether the first in line was told how long it waits for the end of session ``pid``,
+    which takes four seconds: the watcher has received it, however late the test looks."""
+    received = (status for statuses in watch.received for status in statuses)
+    return any(
+        _session(status, pid, "ending") and status.queue and status.queue[0].expected_wait_s
+        for status in received
+    )
 
 
 def _session(status: GpuStatus, pid: int, problem: str) -> Any:
