@@ -13,7 +13,7 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import family_cells
 import psutil
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from kernels import Cell, Kernel
 
 MIB = 1 << 20
-SLOW = 50 * MIB
-"""In bytes per second. A's memory takes 1.3 s and B's 1.4 s, long enough to kill a process
-meanwhile."""
+SLOW = 20 * MIB
+"""In bytes per second. A's memory takes 3.2 s and B's 3.6 s, long enough to kill a process
+meanwhile, even if the test is paused for a second."""
 
 A_MIB, CHILD_MIB, B_MIB = 48, 16, 72
 
@@ -189,16 +189,19 @@ class Stage:
 
     def _reach_suspended(self) -> None:
         self._runs(self.a)
-        self.daemon.set(tq_s=0.3)
         self.work(self.b)
         pair = (self.a.pid, self.b.pid)
-        self.daemon.wait_for(
-            lambda status: (
-                [s["state"] for pid in pair for s in status["sessions"] if s["pid"] == pid]
-                == ["suspended", "running"]
-            ),
-            "A suspended, B running",
-        )
+
+        def suspended(status: dict[str, Any]) -> bool:
+            states = {s["pid"]: s["state"] for s in status["sessions"]}
+            return [states.get(pid) for pid in pair] == ["suspended", "running"]
+
+        while True:  # the turn can change before the long quantum is set
+            self.daemon.set(tq_s=0.3)
+            self.daemon.wait_for(suspended, "A suspended, B running")
+            self.daemon.set(tq_s=60)
+            if suspended(self.daemon.status()):
+                return
 
     def _reach_paged_out(self) -> None:
         self._runs(self.b)

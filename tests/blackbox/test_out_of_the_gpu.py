@@ -50,7 +50,7 @@ def test_room_taken_by_a_program_outside() -> None:
     with running_box("1x256MiB", *ARGS) as box:
         first, second = two_of_which_the_second_is_out(box)
         hog = box.outside(GREEDY)
-        assert hog.answer() == "begun"
+        assert hog.answer() == "full"
         second.ask("intact()")
         # The first makes room in vain, unless a reading has shown already that this would not do.
         with pytest.raises(AssertionError):  # while the scheduler keeps trying

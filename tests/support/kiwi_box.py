@@ -62,13 +62,16 @@ for line in sys.stdin:
 GREEDY = (
     ON_THE_GPU
     + """
-print("begun", flush=True)
+full = False
 while True:
     if driver.cuMemAlloc(PIECE)[0]:
+        if not full:
+            print("full", flush=True)
+            full = True
         time.sleep(0.001)
 """
 )
-"""A program that takes whatever becomes free."""
+"""A program that takes whatever is free, says "full", and takes whatever becomes free."""
 
 
 class KiwiBox:

@@ -154,13 +154,9 @@ class TwoNotebooks:
         self.work(self.a)
         self.a.wait_state("running")
         self.wait_beat(self.a)
-        self.set(0.3)
         self.work(self.b)
-        self.daemon.wait_for(
-            lambda _: (
-                self.a.session.state.value == "suspended"
-                and self.b.session.state.value == "running"
-            ),
+        self.daemon.in_a_long_turn(
+            lambda _: (self.a.state, self.b.state) == ("suspended", "running"),
             "A suspended, B running",
         )
 
