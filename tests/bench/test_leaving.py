@@ -67,7 +67,7 @@ def test_in_the_middle_of_copies(alone: Path, tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_at_its_very_beginning(alone: Path, tmp_path: Path) -> None:
+def test_interrupted_before_its_first_step(alone: Path, tmp_path: Path) -> None:
     """An older result stays as it was."""
     file = tmp_path / "bench.json"
     file.write_text("older")

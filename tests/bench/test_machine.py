@@ -70,7 +70,7 @@ def two_nodes(tmp_path: Path, node: str) -> Path:
     )
 
 
-def test_near_and_far(tmp_path: Path) -> None:
+def test_the_numa_node_of_the_gpu_is_near_or_far(tmp_path: Path) -> None:
     mine = tuple(sorted(os.sched_getaffinity(0)))
     near = machine.numa(BUS, two_nodes(tmp_path, "0"))
     assert near == Numa(0, (0,), mine)

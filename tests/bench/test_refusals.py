@@ -40,7 +40,9 @@ def test_a_file_that_cannot_be_written(alone: Path, tmp_path: Path) -> None:
         (["--emulate", "1x32MiB"], 1, "Only 32 MiB of GPU memory are free"),
     ],
 )
-def test_what_makes_no_sense(alone: Path, options: list[str], code: int, says: str) -> None:
+def test_impossible_options_are_refused(
+    alone: Path, options: list[str], code: int, says: str
+) -> None:
     ended, out, err = start_bench(*options).finish()
     assert ended == code, out + err
     assert says in err

@@ -62,7 +62,7 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
         ({"page_out_inprocess": (20.0, 52.0)}, {}, "inprocess reaches 38.5%"),
     ],
 )
-def test_each_has_its_own(
+def test_each_finding_has_its_own_remedy(
     changes: dict[str, tuple[float, float]], facts: dict[str, Any], says: str
 ) -> None:
     (only,) = found(changes, **facts)

@@ -93,7 +93,7 @@ def test_an_emulated_gpu_is_compared_with_nothing_but_its_lease() -> None:
     assert "3.00 × the round trip" in text
 
 
-def test_it_shouts_where_numbers_mean_nothing() -> None:
+def test_meaningless_numbers_are_marked() -> None:
     assert EMULATED in report_lines(report(COPY, emulated=True), Style(False))
     (last,) = report_lines(report(COPY, others=2), Style(False))[-1:]
     assert "not this machine's limits" in last

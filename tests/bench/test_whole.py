@@ -93,7 +93,7 @@ def test_moves_are_seen_at_the_speed_of_the_bus(measured: Any) -> None:
     assert all(part["bytes"] > 20 << 20 for part in parts)
 
 
-def test_it_uses_what_it_said(measured: Any) -> None:
+def test_it_uses_no_more_memory_than_announced(measured: Any) -> None:
     data, out, err = measured
     assert "Takes up to 128 MiB of 256 MiB free GPU memory (for some seconds 242 MiB)" in out
     assert data["uses"]["gpu_bytes"] == 128 << 20

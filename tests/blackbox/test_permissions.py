@@ -134,7 +134,9 @@ UNTIL = {
 
 
 @pytest.mark.parametrize("command", UNTIL)
-def test_what_a_command_makes_on_its_way(command: str, built: Path, table: list[Row]) -> None:
+def test_files_that_a_command_makes_are_private(
+    command: str, built: Path, table: list[Row]
+) -> None:
     with base(os.geteuid()) as directory, umask(0o000):
         process = subprocess.Popen(
             [KIWI, *command.split()],

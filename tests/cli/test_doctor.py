@@ -293,7 +293,7 @@ def test_the_shipped_configuration_is_looked_for(tmp_path):
         (["x", notebook.EXTENSION], Level.OK),
     ],
 )
-def test_what_a_kernel_would_load(extensions, level):
+def test_the_extensions_that_a_kernel_loads_are_judged(extensions, level):
     assert notebook.loaded(extensions).level is level
 
 
@@ -406,7 +406,7 @@ def test_lines_have_level_area_text_and_remedy():
     ]
 
 
-def test_the_whole_on_this_machine(kiwi, sockets):
+def test_doctor_reports_every_area_on_this_machine(kiwi, sockets):
     """On any machine, every area prints something, and the exit code matches the lines."""
     result = kiwi("doctor", "--json")
     report = json.loads(result.out)

@@ -329,7 +329,7 @@ def test_what_the_user_must_know_is_told_the_rest_on_request(spawn, daemon, tmp_
         (None, {"CUDA_VISIBLE_DEVICES": "0,1"}, None),
     ],
 )
-def test_which_gpu(named, env, gpu):
+def test_the_wanted_gpu_comes_from_option_or_environment(named, env, gpu):
     assert run.wanted_gpu(named, env) == gpu
 
 

@@ -107,7 +107,7 @@ def test_a_journal_is_simulated_on_its_own_machine_and_settings(kiwi: Kiwi, jour
     assert told["machine"]["swap_latency_s"] == 0.1
 
 
-def test_what_was_stands_beside_what_would_have_been(kiwi: Kiwi, journal: Path) -> None:
+def test_the_recorded_run_is_shown_beside_the_simulated_ones(kiwi: Kiwi, journal: Path) -> None:
     both = ("simulate", "--journal", str(journal), "--policy", "round-robin", "interactive")
     result = kiwi(*both)
     head = next(line for line in result.out.splitlines() if "as it was" in line)

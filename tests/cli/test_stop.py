@@ -71,7 +71,7 @@ def test_a_daemon_that_is_started_by_hand_ends_the_stop(
     assert kiwi("stop").code == 0
 
 
-def test_one_of_two(
+def test_one_of_two_daemons_is_stopped(
     start: Callable[[int], subprocess.Popen[str]], kiwi: Kiwi, sockets: Path
 ) -> None:
     process = start(2)

@@ -94,7 +94,7 @@ def test_jobs_have_numbers_and_what_ran_in_none_has_a_dash(
     assert daemon.asked_usage.by is UsageBy.JOB
 
 
-def test_nothing_is_said_and_what_is_missing_too(daemon: ScriptedDaemon, kiwi: Kiwi) -> None:
+def test_missing_usage_is_reported(daemon: ScriptedDaemon, kiwi: Kiwi) -> None:
     daemon.usage = told()
     before_s = time.time()
     assert kiwi("usage", "--since", "1h").out.startswith("Nobody has used the GPU")
@@ -122,7 +122,7 @@ def test_a_name_cannot_steer_the_terminal(daemon: ScriptedDaemon, kiwi: Kiwi) ->
     ("text", "seconds"),
     [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("2d", 172800), ("1w", 604800)],
 )
-def test_so_long_ago(text: str, seconds: float) -> None:
+def test_since_is_parsed_relative_to_now(text: str, seconds: float) -> None:
     before_s = time.time()
     assert before_s <= parse_since(text) + seconds <= time.time()
 

@@ -156,7 +156,7 @@ while True:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_what_answers_must_be_ours_though_its_socket_looks_so(tmp_path: Path) -> None:
+def test_a_peer_of_another_user_is_not_trusted(tmp_path: Path) -> None:
     """The directory may be exchanged between the check and the connection."""
     path = Path(tempfile.mkdtemp(prefix="kw-", dir="/tmp")) / f"{A}.sock"
     os.chown(path.parent, 12345, 12345)

@@ -100,7 +100,7 @@ def test_a_directory_that_was_mounted_read_only_is_trusted(source: Path) -> None
 
 
 @pytest.mark.parametrize("mount", ["rw", "above"])
-def test_another_mount_is_not(source: Path, mount: str) -> None:
+def test_a_directory_of_another_mount_is_not_trusted(source: Path, mount: str) -> None:
     inside = seen(source, mount, "user")
     assert (inside["owner"], inside["found"], inside["said"]) == (NOBODY, 0, "not-trusted")
     assert "belongs to another user" in inside["why"]

@@ -36,7 +36,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("how", ["end", "kill"])
-def test_it_ends(place: Path, how: str) -> None:
+def test_the_daemon_and_its_guard_end_with_their_starter(place: Path, how: str) -> None:
     command = [sys.executable, "-c", PROGRAM, str(place), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None

@@ -151,7 +151,7 @@ def test_host_memory_is_registered_once(worker):
     assert worker.get("name_of(driver.cuMemHostUnregister, a)") == never
 
 
-def test_what_a_pointer_is(worker):
+def test_pointer_attributes(worker):
     worker.do(
         "p = alloc(MIB); h = int(ck(driver.cuMemHostAlloc(4096, 0)))\n"
         "def ask(x, what): return ck(driver.cuPointerGetAttribute("

@@ -207,7 +207,7 @@ def test_a_full_disk_costs_the_journal_not_the_sessions(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_end_it_brings_back_what_has_room(
+def test_a_signalled_daemon_pages_in_whatever_has_room(
     start: Start, program: Program, number: signal.Signals
 ) -> None:
     daemon = start("1x256MiB", "--tq", "0.3")
@@ -266,7 +266,7 @@ def test_repeated_crashes_keep_the_live_settings(start: Start) -> None:
     assert scheduler.policy == "interactive"
 
 
-def test_told_to_end_while_it_waits_to_start_again(start: Start) -> None:
+def test_a_supervisor_can_be_ended_during_its_back_off(start: Start) -> None:
     daemon = start("1x64MiB")
     for expected in ("0.1 s", "0.5 s", "2.0 s"):
         daemon.kill_child()

@@ -70,7 +70,7 @@ def test_memory_of_a_program_whose_code_broke_goes_out_without_a_copy(
     assert other.intact()
 
 
-def test_over_a_crash_of_the_daemon(
+def test_memory_survives_a_crash_of_the_daemon(
     start: Start, preloaded: Callable[..., PreloadedProgram]
 ) -> None:
     daemon = start("1x128MiB")

@@ -30,7 +30,7 @@ def pager() -> PagerUnderTest:
     return IN_PROCESS
 
 
-def test_the_same_beside_a_rival_as_alone(make_daemon: Callable[..., Daemon]) -> None:
+def test_a_program_computes_the_same_beside_a_rival(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(f"1x{GPU_MIB}MiB", "--tq", "0.5")
     state = daemon.directory / "gpus-alone"
     emulator.create_state(state, emulator.parse_gpus(f"1x{GPU_MIB}MiB"))

@@ -118,7 +118,7 @@ def test_programs_that_wait_at_every_second_call_are_suspended(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("how", sync_cells.LOOPS)
-def test_they_are_suspended_hundreds_of_times(
+def test_cells_survive_hundreds_of_suspensions(
     how: str,
     pager: PagerUnderTest,
     make_daemon: Callable[..., Daemon],

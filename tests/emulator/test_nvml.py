@@ -25,7 +25,7 @@ def processes(worker):
     return {int(pid): used for pid, used in worker.get(code).items()}
 
 
-def test_what_it_is(observer):
+def test_nvml_reports_the_emulated_gpus(observer):
     machine, worker = observer
     uuid = emulator.books(machine.state).gpus[1].uuid
     assert worker.get("pynvml.nvmlDeviceGetCount()") == 2

@@ -185,7 +185,7 @@ def test_nvml_from_many_threads(machine: Machine) -> None:
     assert observer.get(code) == [2] * 64
 
 
-def test_who_worked(machine: Machine) -> None:
+def test_utilisation_samples_name_the_busy_process(machine: Machine) -> None:
     first = machine.uuids[0]
     busy = machine.worker("init()")
     machine.worker("init()")

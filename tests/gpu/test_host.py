@@ -182,7 +182,7 @@ def test_what_cannot_be_read_is_nothing(tmp_path: Path, text: str) -> None:
     assert machine.available() == 0
 
 
-def test_this_machine() -> None:
+def test_host_memory_of_this_machine() -> None:
     memory = host.host_memory([os.getpid(), os.getppid()])
     assert 0 < memory.available_bytes <= memory.total_bytes
 

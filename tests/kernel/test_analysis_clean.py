@@ -62,7 +62,7 @@ def test_objects_need_no_look(notebook: Notebook, code: str) -> None:
         ("import os\nos.system('x')", 1),
     ],
 )
-def test_what_could_bring_one_in_ends_that(
+def test_code_that_may_import_a_gpu_library_taints_the_notebook(
     notebook: Notebook, code: str, index: int | None
 ) -> None:
     verdict = notebook.judge(code)

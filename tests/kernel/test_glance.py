@@ -42,7 +42,7 @@ NO_CPU_NOTEBOOK = (
 
 
 @pytest.mark.parametrize("text", CPU)
-def test_words_suffice_for(text: str) -> None:
+def test_a_glance_suffices_for(text: str) -> None:
     assert Glance(Libraries()).suffices(text)
 
 

@@ -54,7 +54,7 @@ def waiting(**fields: object) -> Waiting:
         (waiting(blocked=Notice.BLOCKED_OUTSIDE, detail="Because. Do this."), "Because. Do this."),
     ],
 )
-def test_words(state: Waiting | None, text: str) -> None:
+def test_the_waiting_line(state: Waiting | None, text: str) -> None:
     assert waiting_line(state, 3.0) == text
 
 

@@ -202,7 +202,7 @@ def test_status_as_text_and_html(kernel: Kernel, daemon: ScriptedDaemon) -> None
     assert "<table" in shown["text/html"]
 
 
-def test_why(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+def test_kiwi_why_explains_a_cell(kernel: Kernel, daemon: ScriptedDaemon) -> None:
     kernel.check("import tripgpu\nt = tripgpu.Tensor()")
     kernel.check("x = 1\nprint(t)")
     why = kernel.check("%kiwi why").text

@@ -35,7 +35,7 @@ def test_of_equal_waits_the_emptiest_gpu_is_taken() -> None:
     assert chosen("0::3 1::0", gpu(0, wait_s=0.0), busy) == "0::3"
 
 
-def test_what_must_be_in_is_in_and_its_gpu_goes_on() -> None:
+def test_a_required_place_is_chosen_and_its_gpu_preferred() -> None:
     gpus = gpu(0, wait_s=0.0), gpu(1, wait_s=40.0)
     assert chosen("0::0 1::0 1::1", *gpus, must="1::1") == "1::1"
     assert chosen("0::0 1::0 1::1", *gpus, must="1::1", size=2) == "1::1 1::0"

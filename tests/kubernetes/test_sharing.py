@@ -48,7 +48,7 @@ def write(path: Path, text: str) -> Path:
     return file
 
 
-def test_what_most_clusters_have(tmp_path: Path) -> None:
+def test_a_usual_time_slicing_config_is_read(tmp_path: Path) -> None:
     told = sharing.read(write(tmp_path, TIME_SLICING))
     assert told == sharing.Sharing("nvidia.com/gpu", 3, one_only=False)
 

@@ -128,7 +128,7 @@ def test_the_choices_above_are_there() -> None:
     assert {a or b for a, b in used} <= known
 
 
-def test_the_whole_can_be_imported() -> None:
+def test_the_dashboard_can_be_imported() -> None:
     assert BOARD["schemaVersion"] >= 39  # Grafana 11 and newer, which migrates older ones
     assert re.fullmatch(r"[a-z0-9-]{1,40}", BOARD["uid"])
     assert BOARD.get("id") is None  # a number could be another dashboard's

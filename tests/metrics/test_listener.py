@@ -185,7 +185,7 @@ def test_an_address_that_is_understood(text: str, address: tuple[str, int]) -> N
 
 
 @pytest.mark.parametrize("text", ["", ":", "host", "host:", "::1:9402", ":99999", "a b:1", ":-1"])
-def test_an_address_that_is_not(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_address_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser, _ = _parser("daemon")
     with pytest.raises(SystemExit):
         parser.parse_args(["daemon", f"--metrics={text}"])

@@ -91,7 +91,7 @@ def test_a_process_goes_out_and_comes_back(world: World) -> None:
     assert program.digest() == before
 
 
-def test_what_nvml_says(world: World) -> None:
+def test_nvml_is_read_through_a_mover(world: World) -> None:
     movers, program = world.movers(), world.program()
     (gpu,) = world.loop.run(gpus(movers))
     assert (gpu.uuid, gpu.total_bytes) == (world.gpu.uuid, 64 * MIB)

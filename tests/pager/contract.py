@@ -122,7 +122,7 @@ class PagerContract:
         assert back.bytes_moved == out.bytes_moved
         assert session.digest() == before
 
-    def test_again_and_again(self, world: World) -> None:
+    def test_repeated_round_trips_leave_nothing_in_the_gpu(self, world: World) -> None:
         session = world.start(world.unit_bytes)
         before = session.digest()
         sizes = []

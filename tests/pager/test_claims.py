@@ -191,7 +191,7 @@ def test_a_claim_is_given_back(stage: Stage) -> None:
     assert emulator.books(stage.path).gpus[0].used_bytes == before
 
 
-def test_nobody_outside_no_claim(stage: Stage) -> None:
+def test_no_claim_where_nobody_is_outside(stage: Stage) -> None:
     """A claim needs a context, which costs time and memory."""
     stage.out()
     assert isinstance(stage.back(), Moved)

@@ -225,7 +225,7 @@ def test_a_thread_id_is_not_taken_for_its_process(emulated: EmulatedWorld) -> No
     assert "not a live process" in emulated.pager.worker.fails(code)
 
 
-def test_in_the_middle_of_work(emulated: EmulatedWorld) -> None:
+def test_a_running_loop_keeps_its_bytes(emulated: EmulatedWorld) -> None:
     """A loop checks what it reads while its memory moves out and in again and again."""
     session = emulated.start(8 * MIB)
     before = session.digest()

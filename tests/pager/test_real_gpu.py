@@ -56,7 +56,7 @@ def test_a_new_caller_finishes_for_one_that_was_killed(world: RealWorld, stage: 
     assert session.digest() == before
 
 
-def test_in_the_middle_of_work(world: RealWorld) -> None:
+def test_a_running_loop_keeps_its_bytes(world: RealWorld) -> None:
     session = world.start(256 * MIB)
     before = session.digest()
     session.loop()

@@ -144,7 +144,9 @@ def test_a_frozen_control_group(world: LinkedWorld, tmp_path: Path, name: str, t
     goes_out_and_comes_back(world, session)
 
 
-def test_where_the_groups_files_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_freezer_files_of_a_control_group_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(stopped, "_CGROUPS", tmp_path)
     places = stopped._places(os.getpid())
     lines = Path("/proc/self/cgroup").read_text().splitlines()

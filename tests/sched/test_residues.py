@@ -87,7 +87,7 @@ def out_but_for_its_context(line: str = "gpu 16 tq=30") -> World:
     return world
 
 
-def test_what_stays_is_its_own_at_once() -> None:
+def test_a_residue_counts_as_memory_of_its_session() -> None:
     world = out_but_for_its_context()
     st = world.scheduler._st
     assert (st.resident_bytes, st.free_bytes) == (gib("0.5"), gib("15.5"))

@@ -234,7 +234,9 @@ class TestWithoutADaemon:
         return nothing / "sockets"
 
     @pytest.mark.parametrize("traits", [{"autostart": False}])
-    async def test_it_is_said(self, ask: Any, read: Any, socket_dir: Path) -> None:
+    async def test_no_daemon_is_a_problem_of_the_server(
+        self, ask: Any, read: Any, socket_dir: Path
+    ) -> None:
         code, state = await ask("status")
         assert (code, state["gpus"], problem(state)) == (200, [], "no-daemon")
         assert str(socket_dir) in state["server"]["problem"]["message"]
@@ -329,7 +331,7 @@ class TestSwitchedOff:
         monkeypatch.setenv("KIWI_DISABLE", "1")
         return {}
 
-    async def test_it_is_said_beside_what_others_do(self, daemon: Daemon, ask: Any) -> None:
+    async def test_disabled_is_a_problem_beside_the_gpus(self, daemon: Daemon, ask: Any) -> None:
         _, state = await ask("status")
         assert problem(state) == "disabled"
         assert len(state["gpus"]) == 1

@@ -91,7 +91,7 @@ def test_who_switched_kiwi_off_gets_no_gate(env: dict[str, str]) -> None:
         ({"KIWI_DISABLE": "1"}, INPROCESS, False),
     ],
 )
-def test_who_gets_it(env: dict[str, str], default: str, wanted: bool) -> None:
+def test_kernels_that_get_the_gate(env: dict[str, str], default: str, wanted: bool) -> None:
     assert preloading.wanted(env, default) is wanted
 
 
@@ -103,7 +103,7 @@ def test_others_stay_preloaded() -> None:
     assert others == "/usr/lib/libjemalloc.so"
 
 
-def test_where_there_is_none_the_kernel_starts_without(
+def test_a_kernel_starts_without_a_library_that_cannot_be_built(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def none() -> Path:

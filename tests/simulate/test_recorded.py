@@ -213,7 +213,7 @@ def test_faults_do_not_confuse_the_work() -> None:
     the_same_work(work, trace_of(recorded(work, machine, faults=FaultRates(refuse=0.1, hang=0.02))))
 
 
-def test_nothing_tells_who_or_when() -> None:
+def test_a_trace_has_no_names_and_no_dates() -> None:
     work = trace(session("kernel-of-alice", cell(50.0)), session("kernel-of-bob", cell(9.0)))
     entries = recorded(work, SimulatedMachine())
     later = [

@@ -80,7 +80,7 @@ PROGRAM = "import sys, json; print(json.dumps([sys.argv, sys.path, __name__]))"
 
 
 @pytest.mark.parametrize("path", [None, "", ":", ".:relative", "/nonexistent"])
-def test_what_such_a_program_sees(tmp_path: Path, path: str | None) -> None:
+def test_a_program_sees_its_own_arguments_and_path(tmp_path: Path, path: str | None) -> None:
     env = dict(os.environ) if path is None else {**os.environ, "PYTHONPATH": path}
     out = subprocess.check_output(
         interpreter.source(PROGRAM, "one", "-c"), env=env, cwd=interpreter.DIRECTORY, text=True

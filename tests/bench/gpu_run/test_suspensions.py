@@ -62,7 +62,7 @@ def test_a_move_that_hangs_ends_the_suspensions_of_this_job(stage, part, outside
     assert outside.job.trouble.startswith("page_out: hangs")
 
 
-def test_another_result_is_told(stage, part):
+def test_a_wrong_result_fails_the_row(stage, part):
     suspensions, suspended = part("suspensions"), part("suspending").Suspended
     said = {"rounds": 7, "digest": "as it should be", "ballast_same": True}
     for digest, same in (("as it should be", True), ("another", False)):

@@ -33,7 +33,7 @@ def run(driver: str, seed: int, *files: Path) -> str:
     return done.stdout
 
 
-def test_whatever_comes_nothing_breaks(driver: str, tmp_path: Path) -> None:
+def test_the_link_survives_any_input(driver: str, tmp_path: Path) -> None:
     corpus = sorted((HERE / "corpus").iterdir())
     long = tmp_path / "long"  # lines at the limit and beyond
     head = bytes([255]) + (HERE / "corpus" / "swap").read_bytes()[1:]

@@ -59,12 +59,12 @@ def test_a_name_counts_more_than_a_pattern(calls):
     "name",
     ["cuLaunchKernel", "cuGraphLaunch", "cuMemAlloc", "cuMemAllocAsync", "cuMemcpyDtoHAsync"],
 )
-def test_what_uses_memory_is_gated(calls, name):
+def test_calls_that_use_memory_are_gated(calls, name):
     assert _generate.call_of(calls, name).kind == "gated"
 
 
 @pytest.mark.parametrize("name", ["cuMemFree", "cuStreamSynchronize", "cuEventQuery", "cuInit"])
-def test_what_frees_waits_or_asks_is_not(calls, name):
+def test_calls_that_free_wait_or_query_are_not_gated(calls, name):
     assert _generate.call_of(calls, name).kind != "gated"
 
 

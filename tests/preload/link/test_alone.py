@@ -54,7 +54,7 @@ def test_its_memory_comes_back_by_itself(stage: Stage) -> None:
     assert program.answer() is True
 
 
-def test_not_before_its_time(stage: Stage) -> None:
+def test_memory_is_not_paged_in_before_the_time_limit(stage: Stage) -> None:
     program = stage.program(FILLED.format(16), KIWI_PRELOAD_ALONE_S="86400")
     page_out(stage)
     stage.daemon.stop()

@@ -403,7 +403,7 @@ while True:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_what_answers_must_be_ours_though_its_socket_looks_so(stage: Stage) -> None:
+def test_a_peer_of_another_user_is_not_trusted(stage: Stage) -> None:
     """The directory may be exchanged between the check and the connection."""
     stage.daemon.stop()
     stage.daemon.path.unlink()

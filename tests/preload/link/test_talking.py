@@ -58,7 +58,7 @@ def test_changes_of_bytes_are_told_four_times_a_second_at_most(
     assert told <= took_s / 0.25 + 2, "the library's clock runs no faster"
 
 
-def test_out_and_in_again(stage: Stage) -> None:
+def test_page_out_and_page_in_report_their_bytes(stage: Stage) -> None:
     program = stage.program("init(); p = alloc(32 * MIB); d = fill(p, 1, 32 * MIB)")
     peer = stage.daemon.peer()
     used = stage.used_bytes
