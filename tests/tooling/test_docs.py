@@ -237,9 +237,9 @@ def test_every_state_on_the_screen_is_explained() -> None:
     """Headlines of the sidebar, words of the status bar, commands, modes, policies."""
     source = ROOT / "labextension/src"
     said = set(said_on_screen())
-    status = re.findall(r"\bsaid\(\s*'([^']+)'", (source / "model/status.ts").read_text())
+    status = re.findall(r"\bmakeStatus\(\s*'([^']+)'", (source / "model/status.ts").read_text())
     model = (source / "panel/mywait-model.ts").read_text()
-    headlines = re.findall(r"\bsaid\('\w+', [\w.]+, (.+?),", model)
+    headlines = re.findall(r"\bmakeWait\('\w+', [\w.]+, (.+?),", model)
     choices = re.findall(r"label: '([^']+)'", (source / "panel/controls-model.ts").read_text())
     assert {"yours", "paged out"} <= set(status)
     assert len(choices) == 3 + 2, "modes and policies"
