@@ -20,6 +20,7 @@ HARMLESS = (
     "cuLaunchKernel", "cuEventCreate", "cuEventRecord", "cuEventDestroy", "cuStreamCreate",
     "cuStreamDestroy", "cuModuleLoadData", "cuMemAllocHost", "cuDeviceGetAttribute",
     "cuCtxGetCurrent", "cuDevicePrimaryCtxRetain", "read_pinned", "launch_then_ctx_sync",
+    "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo",
 )  # fmt: skip
 DEADLY = (
     "copy_then_stream_sync", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize",

@@ -79,6 +79,8 @@ class Calls:
         self.event = check(cu.cuEventCreate(0))
         self.spares = [check(cu.cuMemAlloc(SMALL_BYTES)) for _ in range(SPARE)]
         self.pinned = int(check(cu.cuMemAllocHost(SMALL_BYTES)))
+        self.nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        self.nvml.nvmlInit_v2()  # as PyTorch does when it looks for GPUs: it never shuts NVML down
         emulated = "KIWI_EMULATOR_STATE" in os.environ
         self.image = EMULATED_MODULE if emulated else SPIN_PTX
         self.kernel = self._load_kernel()
@@ -186,6 +188,17 @@ class Calls:
         """Read pinned memory, without any call of the driver."""
         self.ctypes.string_at(self.pinned, SMALL_BYTES)
         return 0
+
+    def nvmlInit(self) -> int:  # noqa: N802 - NVML's names
+        return int(self.nvml.nvmlInit_v2())
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return int(self.nvml.nvmlDeviceGetCount_v2(self.ctypes.byref(self.ctypes.c_uint())))
+
+    def nvmlDeviceGetMemoryInfo(self) -> int:  # noqa: N802
+        device, figures = self.ctypes.c_void_p(), (self.ctypes.c_uint64 * 3)()
+        code = self.nvml.nvmlDeviceGetHandleByIndex_v2(0, self.ctypes.byref(device))
+        return int(code or self.nvml.nvmlDeviceGetMemoryInfo(device, figures))
 
     def copy_then_stream_sync(self) -> Any:
         """Make the calls of PyTorch's ``.item()``."""

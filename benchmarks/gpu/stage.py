@@ -208,6 +208,12 @@ class Program:
             raise Ended(f"program {self.pid} ended with status {status}")
         return last
 
+    def show_stacks(self) -> None:
+        """Make it write the stacks of its threads to its error output. Only for a program that has
+        registered SIGUSR1 with ``faulthandler``: others die of the signal."""
+        with suppress(OSError):
+            self._process.send_signal(signal.SIGUSR1)
+
     def end_input(self) -> None:
         """Close its input; it then prints its last line and ends."""
         assert self._process.stdin is not None

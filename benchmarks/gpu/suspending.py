@@ -230,6 +230,7 @@ def _take_turns(
             program.line(ready_by_s - time.monotonic())
         except (TimeoutError, RuntimeError) as error:
             job.trouble = f"it did not come up: {error}"
+            program.show_stacks()
     one.set(f"tq={TQ_S}")
     while time.monotonic() < ends_s and any(job.count < job.wanted for job in jobs):
         time.sleep(0.25)
