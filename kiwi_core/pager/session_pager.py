@@ -206,7 +206,8 @@ class SessionPager:
         lock = self._lock_of(target.session)
         left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / NS_PER_S)
         try:
-            await asyncio.wait_for(lock.acquire(), left_s)
+            # Where nobody is in the way, a deadline that is over is not the reason for a refusal.
+            await asyncio.wait_for(lock.acquire(), left_s if lock.locked() else None)
         except asyncio.TimeoutError:
             detail = "Another operation on this session is still under way."
             return Refused(Reason.LOCK_TIMEOUT, detail)

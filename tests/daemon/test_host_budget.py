@@ -19,7 +19,7 @@ def test_a_claim_of_a_library_counts_as_far_as_its_process_has_ram(
 ) -> None:
     """The library claims 6 of 8 GiB."""
     link = SimpleNamespace(
-        told=LibraryReport(paged_out_bytes=6 * GIB), host_bytes=has_gib * GIB, greeted=True
+        report=LibraryReport(paged_out_bytes=6 * GIB), host_bytes=has_gib * GIB, greeted=True
     )
     links: Any = SimpleNamespace(everybody=lambda: [link])
     budget = HostBudget(links, lambda: {ProcessRef(1, 1): 6 * GIB}, 0, 8 * GIB)

@@ -267,7 +267,7 @@ class PagerContract:
             moved(world.pager.page_out(second.target, soon_ns()))
             moved(world.pager.page_in(first.target, soon_ns()))
             assert first.digest() == digests[0]
-            refused(world.pager.page_in(second.target, soon_ns(0.1)), Reason.NO_ROOM)
+            refused(world.pager.page_in(second.target, soon_ns(0)), Reason.NO_ROOM)
             moved(world.pager.page_out(first.target, soon_ns()))
             moved(world.pager.page_in(second.target, soon_ns()))
             assert second.digest() == digests[1]
