@@ -31,6 +31,7 @@ import signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 while True:
     memory.work(steps=1)
+    open({!r}, "w").close()
     time.sleep(0.01)
 """
 
@@ -100,8 +101,10 @@ def test_a_kernel_that_does_not_stop_is_killed_all_the_same(
 
     async def killed() -> None:
         manager, client = await started(daemon)
-        client.execute(STUBBORN)
-        await asyncio.to_thread(daemon.wait_state, manager.provisioner.pid, "running")
+        at_work = daemon.directory / "at-work"
+        client.execute(STUBBORN.format(str(at_work)))
+        # "running" may still mean the cell before, and this one the interrupt would stop
+        await asyncio.to_thread(wait_until, at_work.exists, "it works, and ignores the interrupt")
         client.stop_channels()
         await manager.shutdown_kernel(now=True)
 
