@@ -1,13 +1,12 @@
 /* Runs the fuzz target without libFuzzer: on the corpus as it is, then on pieces of it that are joined and
  * corrupted. The generator has a seed, so that a failure can be reproduced.
  *
- * driver SECONDS SEED FILE…
+ * driver COUNT SEED FILE…
  */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -69,14 +68,13 @@ static void spoil(uint8_t *data, size_t size) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) return fprintf(stderr, "driver SECONDS SEED FILE...\n"), 2;
-    time_t until = time(NULL) + atoi(argv[1]);
+    if (argc < 4) return fprintf(stderr, "driver COUNT SEED FILE...\n"), 2;
+    unsigned long count = strtoul(argv[1], NULL, 10), done = 0;
     state = (uint64_t)atoll(argv[2]) * 2654435761u + 88172645463325252u;
     for (int i = 3; i < argc; i++) add_file(argv[i]);
     for (size_t i = 0; i < input_count; i++) try_it(inputs[i].data, inputs[i].size);
     uint8_t *made = malloc(INPUT_MAX_BYTES);
-    unsigned long runs = 0;
-    for (; made && time(NULL) < until; runs++) {
+    for (; made && done < count; done++) {
         size_t size = splice(made);
         for (size_t i = 0; i < HEAD_BYTES && i < size; i++) made[i] = (uint8_t)draw(256);
         if (size > HEAD_BYTES) spoil(made + HEAD_BYTES, size - HEAD_BYTES);
@@ -84,5 +82,5 @@ int main(int argc, char **argv) {
     }
     free(made);
     for (size_t i = 0; i < input_count; i++) free(inputs[i].data);
-    return printf("%lu inputs\n", runs), 0;
+    return printf("%lu inputs\n", done), 0;
 }

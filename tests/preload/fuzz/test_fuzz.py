@@ -1,5 +1,5 @@
-"""Run the fuzz target (``fuzz_link.c``) for a few seconds, under the address and
-undefined-behaviour sanitizers: on the corpus as it is, then on corrupted input."""
+"""Run the fuzz target (``fuzz_link.c``) under the address and undefined-behaviour sanitizers: on
+the corpus as it is, then on corrupted input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ sys.path.insert(0, str(HERE.parent / "link"))
 from sanitizing import SOURCES, compile_with  # noqa: E402
 
 PARTS = "json json_write message place wire pager protocol link alone".split()
-SECONDS = 4
+CORRUPTED = 2000
+"""Inputs made from the corpus: a number, not a time, so that a slow machine tries as many."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(driver: str, seed: int, *files: Path) -> str:
-    command = [driver, str(SECONDS), str(seed), *map(str, files)]
+    command = [driver, str(CORRUPTED), str(seed), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout
@@ -39,5 +40,4 @@ def test_the_link_survives_any_input(driver: str, tmp_path: Path) -> None:
     head = bytes([255]) + (HERE / "corpus" / "swap").read_bytes()[1:]
     line = b'{"type":"later","x":"%s"}\n'
     long.write_bytes(head + line % (b"y" * 65_500) + line % (b"z" * 65_600))
-    inputs = int(run(driver, 4, *corpus, long).split()[0])
-    assert inputs > 1000
+    assert run(driver, 4, *corpus, long) == f"{CORRUPTED} inputs\n"
