@@ -78,12 +78,12 @@ class Config:
 
     restore_margin_fraction: float = 0.01
     """A page-in needs this share of its size free in addition: a restore that fails for memory can
-    never be repeated. Less than the margin above, which the scheduler plans with."""
+    never be repeated. It is less than ``room_margin_fraction``, with which the scheduler plans."""
 
     restore_margin_fixed_bytes: int = 32 * MIB
-    """A page-in needs this much free in addition, but at most ``restore_margin_fraction`` of the
-    GPU (this matters on small, emulated GPUs), and never more than its page-out left free. A
-    process takes more than NVML reports (5 and 6 MiB more were seen), and others may grow."""
+    """A page-in needs this much free in addition. On small (emulated) GPUs it is at most
+    ``restore_margin_fraction`` of the GPU. It is never more than the page-out left free. A process
+    takes more than NVML reports (5 and 6 MiB more were seen), and others may grow."""
 
     restore_margin_min_bytes: int = 8 * MIB
     """``restore_margin_fixed_bytes`` is never cut below this: the 6 MiB that NVML does not report,
@@ -99,8 +99,8 @@ class Config:
     checkpoint_room_bytes: int = 64 * MIB
     """The GPU memory that the library in a program keeps free (it is compiled in), because the
     driver needs some to move a program out. While less than half of it is free, no page-out is
-    tried: an H200 refused with 2 MiB, could not move that program any more, and did it with about
-    65."""
+    tried. On an H200 with 2 MiB free the driver refused, and could not move that program any more;
+    with about 65 MiB free it moved such a program."""
 
     checkpoint_room_share: int = 64
     """The figure above is at most the GPU's size divided by this (matters on small, emulated
@@ -115,8 +115,8 @@ class Config:
     """
 
     lingering_idle_ns: int = 3 * NS_PER_S
-    """Threads left over by a cell, and bursts that a program's library began, count as finished
-    once they have not used the GPU for this long."""
+    """A burst that a cell's threads keep open, or that a call at the gate began, ends once the GPU
+    has been idle for it this long."""
 
     lock_timeout_ns: int = 10 * NS_PER_S
     """Time for a process to come to rest at a driver call; after it the page-out is refused."""

@@ -55,7 +55,8 @@ def why_unsafe(path: Path) -> str:
 def _why_unsafe(found: os.stat_result, trusted: frozenset[int]) -> str:
     """Return how others could put sockets into the directory of ``found``; "" if they cannot.
 
-    The sticky bit of /tmp does not help: others cannot remove what is there, but can be first.
+    The sticky bit of /tmp does not help: others cannot remove a socket, but can create one of that
+    name before the daemon does.
     """
     if not stat.S_ISDIR(found.st_mode):
         return "is not a directory (a link is not followed)"

@@ -1,10 +1,10 @@
 """What a client knows about its burst and its open requests. No socket, no thread, no lock.
 
 ``handle_message`` takes each message from the daemon. ``next_message`` compares the state here with
-what was sent on a connection and returns the message to send next: after a burst was asked for or
-has ended, on a new connection, and after an interrupt between any two of these. Each step that
-matters is a single assignment, or a single call into C, so that an interrupt finds it done or not
-done.
+what was sent on a connection and returns the message to send next. So nothing else sends
+``Acquire`` or ``EndBurst``: a caller changes the state, and the message follows, also on a new
+connection or after an interrupt. Each step that matters is a single assignment, or a single call
+into C, so that an interrupt finds it done or not done.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Ticket:
         poll_s: float,
         timeout_s: float | None,
     ) -> Granted:
-        """Do the rest of ``Client.acquire``."""
+        """Wait for the grant, as ``Client.acquire`` says."""
         channel, lease = self._channel, self._lease
         if lease.over:  # the usual case
             granted = self.poll()

@@ -1,14 +1,16 @@
 """The daemon of one GPU: it carries out the scheduler's orders and reports events to it.
 
 ==============  =================================================================================
-``supervisor``  starts one process for each GPU, and restarts those that crash ``gpu_daemon``  puts
-the parts of such a process together, and ends them ``router``      hands each message of a client
-to the part that answers it ``reports/``    status, usage, metrics, and what waiters and watchers
-are told ``sessions/``   sessions, their bursts, gates, users' requests, recovery, shutdown
+``supervisor``  starts one process for each GPU, and restarts those that crash
+``gpu_daemon``  puts the parts of such a process together, and ends them
+``router``      hands each message of a client to the part that answers it
+``reports/``    status, usage, metrics, and the messages to waiters and watchers
+``sessions/``   sessions, their bursts, gates, users' requests, recovery, shutdown
 ``engine/``     ``core`` feeds events to the scheduler and publishes the steps; operations, journal
-``links/``      the preloaded libraries, and the system RAM that they may hold ``user_texts``  the
-texts for users: what happened to a session, why, and what to do ``roster/``     the session
-registry, and the file that remembers it ``base/``       sockets, connections, peers, shares
+``links/``      the preloaded libraries, and the system RAM that they may hold
+``user_texts``  the texts for users: what happened to a session, why, and what to do
+``roster/``     the session registry, and the file that remembers it
+``base/``       sockets, connections, peers, shares
 ==============  =================================================================================
 
 Imports go downwards only, including those for types.

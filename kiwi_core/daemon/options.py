@@ -58,9 +58,10 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor passes to the daemon of one GPU. Quantum, anti-thrash mode and policy
-    that were not ``asked`` for stay as the last daemon had them. After a crash (``restarted``) they
-    stay in any case: a user may have set them live meanwhile.
+    """What the supervisor passes to the daemon of one GPU. A quantum, anti-thrash mode or
+    policy that was not ``asked`` for stays as the last daemon since the machine's start had it. So
+    a new default comes into force only where there is no roster. After a crash (``restarted``) all
+    three stay, also those asked for: a user may have set them live meanwhile.
     """
 
     asked: DaemonOptions

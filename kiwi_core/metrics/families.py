@@ -86,7 +86,8 @@ def _both_ways(
 
 
 def _refusals(m: GpuMetrics) -> list[Sample]:
-    """Return all counts, zeros too: ``increase()`` does not see the step from absent to 1."""
+    """Return all counts, zeros too. Prometheus' ``increase()`` misses the first refusal of a kind
+    if its count was absent before."""
     counts = {(r.operation, r.reason): r.count for r in m.refusals}
     return [
         ((operation, reason.value), counts.get((operation, reason), 0))

@@ -1,8 +1,8 @@
 """The pager's interface: moves one session's GPU memory out and in.
 
-Every backend has these five coroutines and passes the contract suite in
-``tests/pager/contract.py``. They run in the daemon's loop, one task for each operation, and never
-block it: a driver call is made by a mover. Calls for one session wait for each other.
+Every backend has the interface ``Pager`` and passes the contract suite in
+``tests/pager/contract.py``. Its coroutines run in the daemon's loop, one task for each operation,
+and never block it: a driver call is made by a mover. Calls for one session wait for each other.
 
 ``deadline_ns`` is on ``time.monotonic_ns()``'s clock. It bounds what *can* be bounded (waiting for
 the lock, waiting for room, the time that a driver call gets). The pager then gives up a driver call

@@ -84,8 +84,8 @@ class LinkedProcesses(Protocol):
     async def perform(
         self, those: Sequence[LinkedProcess], step: Step, deadline_ns: int
     ) -> list[Outcome]:
-        """Make each of ``those`` do ``step``, all at once, and wait for the answers: at most a
-        little past ``deadline_ns``, for a move longer (it may have to be undone).
+        """Make each of ``those`` do ``step``, all at once, and wait for the answers until a little
+        past ``deadline_ns``; if ``step`` moves memory, until it is moved or undone.
         ``Refused(GONE)``: the process has ended. ``Refused(LOCK_TIMEOUT)``: it did not answer; it
         may still do the step (``moving``), and does nothing else before."""
         ...

@@ -79,7 +79,7 @@ class LinkedOperation:
 
     async def page_out(self) -> Moved:
         """Page out. If the session is out already, also move what its libraries have left in the
-        GPU, because a second request means that room is short."""
+        GPU: the scheduler asks a second time only if room is short."""
         found = await self._found()
         suspended: list[LinkedProcess] = []
         rest_bytes = 0
@@ -293,9 +293,10 @@ class LinkedOperation:
     async def _undo_page_out(
         self, stop: Stop, found: _Found, suspended: list[LinkedProcess]
     ) -> bool:
-        """Undo as much as possible. Return whether the session counts as undone. It does not if a
-        part must stay out and libraries own all memory: it then counts as out. If the driver moves
-        a part of the session, it does, and the detail of the refusal names what stays out."""
+        """Undo as much as possible. Return whether the session counts as undone. If a part must
+        stay out and libraries own all memory, it counts as out. If a part must stay out and the
+        driver moves some of the memory, it counts as undone, and the refusal names what stays
+        out."""
         links = self._look(self._target)
         out = [link for link in _in(links, Residency.PAGED_OUT) if link.ref not in found.out]
         await self._bring_back(stop, out)

@@ -153,8 +153,8 @@ class SessionPager:
 
     def _living(self, target: Target) -> list[LinkedProcess]:
         """Return the session's live linked processes that can be reached. An unreachable process
-        with its memory in the GPU is left to the driver, but not while it may reconnect: its
-        library may be at work, and the driver must not take it then."""
+        with its memory in the GPU is left to the driver once it cannot reconnect any more. Before
+        that its library may be at work, and the driver must not take it."""
         return [
             link
             for link in self._links.of(target.session)
@@ -201,12 +201,13 @@ class SessionPager:
         by_driver: Callable[[Target, int], Awaitable[Outcome]],
         with_libraries: Callable[[LinkedOperation], Awaitable[Moved]],
     ) -> Outcome:
-        """Run ``by_driver`` if no process has Kiwi's library. A kernel has its gate, so
-        ``with_libraries`` is the usual case."""
+        """Run ``by_driver`` if no process has Kiwi's library, else ``with_libraries``. That is the
+        usual case, also with the default pager: every kernel has the library's gate."""
         lock = self._lock_of(target.session)
         left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / NS_PER_S)
         try:
-            # Where nobody is in the way, a deadline that is over is not the reason for a refusal.
+            # With the lock free, a deadline that is over does not refuse: the operation itself
+            # does.
             await asyncio.wait_for(lock.acquire(), left_s if lock.locked() else None)
         except asyncio.TimeoutError:
             detail = "Another operation on this session is still under way."

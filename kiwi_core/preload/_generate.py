@@ -2,7 +2,7 @@
 
 Wrappers pass on machine words, not typed arguments: only the caller and the driver need to know
 the types, and only the number of words has to be right. Calls that Kiwi itself inspects have typed
-wrappers written by hand (``src/wrap.c`` and the like), which the compiler checks against the
+wrappers written by hand (``src/hooks_*.c`` and the like), which the compiler checks against the
 header; ``calls.def`` names them as hooks.
 """
 

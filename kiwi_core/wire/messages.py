@@ -89,8 +89,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     Jupyter's. ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded,
     if any: a real driver and an emulating daemon do not mix. ``owns`` matters for a preloaded
     library: if true, it owns the program's GPU memory and can move it; if false, it is only the
-    gate, and the driver moves the memory. ``ungated`` says why this process, which may come to use
-    the GPU, has no gate in front of the driver ("": it has one, or does not say).
+    gate, and the driver moves the memory. ``ungated`` says why this process has no gate in front of
+    the driver ("": it has one, or does not say).
     """
 
     protocol: int

@@ -78,10 +78,10 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     expected_low_s: float | None = None
     expected_high_s: float | None = None
     expected_why: str = ""
-    """``expected_wait_s``, ``expected_low_s``, ``expected_high_s`` and this are as in
-    ``Waiting``."""
+    """The four ``expected_`` fields mean the same as those of ``Waiting``."""
     blocked: bool = False
-    """True if not its turn but a fault holds it up; its session's ``problem_text`` names it."""
+    """Whether it waits because of a fault, not for its turn. Its session's ``problem_text`` names
+    the fault."""
     kept_out: str = ""
     """Who keeps it out of the GPU until they resume it ("an admin"). Such entries come last."""
 

@@ -107,8 +107,8 @@ class Burst:
         return True
 
     def go_on_without(self) -> None:
-        """Go on without a lease, since no daemon came in time. Request one all the same: a daemon
-        that comes while the cells run must know that they use the GPU. Otherwise it would take them
+        """Go on without a lease, since no daemon came in time. Leave a request for the daemon that
+        comes while the cells run: it must know that they use the GPU. Otherwise it would take them
         for idle, page them out and never bring them back, and an earlier daemon may already have
         paged them out. Raises what ``begin`` raises.
         """

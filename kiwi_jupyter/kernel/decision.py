@@ -36,10 +36,10 @@ _log = logging.getLogger("kiwi.kernel")
 
 @dataclass(frozen=True)
 class Decision:
-    """The result. ``if_untouched`` replaces ``verdict`` if, after connecting, the gate is in front
-    of a driver that nothing has started. (An emulating daemon brings gate and driver only with the
-    connection.) ``connect``: connect without making the cell wait, so that the daemon knows this
-    notebook's name if the cell reaches the driver.
+    """The result. After connecting, ``if_untouched`` replaces ``verdict`` if the process has the
+    gate and nothing in it has started the driver. (An emulating daemon brings gate and driver only
+    with the connection.) ``connect``: connect without making the cell wait, so that the daemon
+    knows this notebook's name if the cell reaches the driver.
     """
 
     verdict: Verdict

@@ -54,7 +54,7 @@ class DriverGate:
     def __init__(self) -> None:
         self.why = ""
         self._in_front = False
-        """The gate is there, and so is the driver behind it, loaded or not."""
+        """Whether the gate is in this process, and there is a driver behind it (loaded or not)."""
         self._ask: Callable[[], int] | None = None
 
     @property

@@ -14,8 +14,9 @@ class Grace:
     """Calls ``then``, with ``lock`` held, ``after_s`` seconds after the last ``start``; at once if
     that is 0. All methods are called with ``lock`` held.
 
-    One thread, started when first needed, serves all starts. It sleeps until the last time that it
-    saw and checks again then, so that a start and a stop for each cell rarely wake it.
+    One thread, started when first needed, serves all starts. It sleeps until the due time that it
+    read last, and then reads the due time again. So a start and a stop for each cell rarely wake
+    it.
     """
 
     def __init__(self, after_s: float, lock: threading.RLock, then: Callable[[], None]) -> None:

@@ -94,7 +94,7 @@ class Talker(Protocol):
         ...
 
     def caught_up(self) -> None:
-        """Read from it again, because no message is left."""
+        """Read from the socket again: no message is left to handle."""
         ...
 
 

@@ -53,8 +53,8 @@ _NO_HOST_MEMORY: Final = CallerError(
 @dataclass(eq=False, repr=False)
 class Core:
     """Feed each event to the scheduler and carry out the actions. Set the observer, the guards and
-    the subscribers before the first event. The observer reads a session's memory before its burst
-    counts as over, because its size must be known before others get the room. The roster is saved
+    the subscribers before the first event. The observer reads the memory of a session before its
+    burst counts as over, because others get the room that it does not hold. The roster is saved
     before an operation begins; for a page-out the pager saves it, once it knows the sizes."""
 
     scheduler: Scheduler

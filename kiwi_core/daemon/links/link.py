@@ -192,8 +192,8 @@ class Link:
             self._send(call)  # again, if need be: each action may be repeated
 
     def _as_plausible(self, report: LibraryReport) -> LibraryReport:
-        """Return "resident" for "held" if the order to open follows: a hold that timed out may be
-        answered late."""
+        """Return ``report``, with "resident" for "held" if the order to open has been sent. Such a
+        report is the late answer to a hold that timed out."""
         held = report.residency is Residency.SUSPENDED
         return _as(report, Residency.RESIDENT) if held and self.opening is not None else report
 

@@ -1,7 +1,7 @@
 """The sessions of a daemon, on disk, for its successor after a crash.
 
-It is written before any operation begins (the successor must find an interrupted one) and soon
-after anything else changes. It says *which processes to ask about*; the driver says their state.
+It is written before memory moves (the successor must find an interrupted operation) and soon after
+anything else changes. It says *which processes to ask about*; the driver says their state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 VERSION = 1
 
 DELAY_S = 0.05
-"""Delay with which grants and ends reach the file; before an operation it is always written."""
+"""Delay with which grants and ends reach the file. Before memory moves it is written at once."""
 
 SHARE = 20
 """The delay is at least this many times the processor time of the last write, so that the roster of

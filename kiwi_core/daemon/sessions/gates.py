@@ -1,10 +1,10 @@
 """Gate orders, and the requests of calls at a gate: for the lease, or for room.
 
 The gate of a linked process is open while its session holds the lease. Otherwise it is *armed*
-(``Gate(open=False)``): a call that finds it so requests the lease. (The library *closes* it only
-for a move.) The burst that it gets belongs to the daemon, not to the client, and ends when the GPU
-has been idle for it long enough (it *lingers* from its grant on). A program that has not started
-the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
+(``Gate(open=False)``): a call at an armed gate requests the lease. (The library *closes* its gate
+only for a move.) The burst of such a call belongs to the daemon, not to the client, and ends when
+the GPU has been idle for it long enough (it *lingers* from its grant on). A program that has not
+started the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Gates:
             self._order_one(session, self._links.of(session))
 
     def _order_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
-        """Give its orders to the gates of ``session``. The burst of one whose last linked process
-        has died during it is over in the same way."""
+        """Give its orders to the gates of ``session``, also if it has none left: then the last
+        linked process has died, and the burst that its call began is over."""
         opens = self._core.scheduler.may_compute(session)
         if not opens and self._core.scheduler.at_rest(session):
             self._own_burst_is_over(session)

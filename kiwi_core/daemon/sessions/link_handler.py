@@ -131,8 +131,8 @@ class LinkHandler:
     # --- sessions that come and go --------------------------------------------------------------
 
     def joined(self, member: SessionRecord) -> None:
-        """Give a new session the links of its process and of its descendants that have no session,
-        or one of their own making."""
+        """Give a new session the links of its process and of the descendants of that process,
+        unless they belong to a session of a client."""
         for link in self._links.everybody():
             own = self._registry.get(link.session) if link.session else None
             if own is member or (own is not None and not own.by_link):

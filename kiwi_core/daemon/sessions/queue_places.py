@@ -1,9 +1,9 @@
 """Places in the queue for the GPU, shared among users.
 
-A client behind another user waits for at most that user's share of places, and for the bursts that
-the scheduler has stopped: they line up again, but take no place. A burst beyond the share waits
-outside the queue, in order, and gets the next place that the user's own bursts leave. It loses
-nothing: those bursts would be ahead of it anyway.
+Each user has a share of the places, so a client waits for at most that many bursts of another user.
+(Suspended bursts queue again and take no place, so these may come in addition.) A burst beyond its
+user's share waits outside the queue, in order, and gets the next place that the user's own bursts
+leave. It loses nothing: those bursts would be ahead of it anyway.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class SessionHandler:
     def _give_up_waiting(self, connection: Connection, message: m.Withdraw) -> None:
         member = self._speaker(connection)
         self.places.withdraw(member, message.burst)
-        # otherwise it may be the daemon's own: see _end_burst
+        # Another burst in progress is not the client's, as in ``_end_burst``.
         if member.client_burst == message.burst:
             self._withdraw(member)
         connection.send(m.Withdrawn(burst=message.burst))
@@ -125,7 +125,7 @@ class SessionHandler:
         member = self._speaker(connection)
         self.places.withdraw(member, message.burst)
         if member.client_burst != message.burst:
-            return  # a burst in progress may be one that the daemon made for a call at the gate
+            return  # the burst in progress, if any, is the daemon's, made for a call at the gate
         if message.lingering:
             self._core.feed(ev.BurstLingered(session=member.id, burst=member.burst))
         else:

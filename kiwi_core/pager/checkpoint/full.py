@@ -37,7 +37,7 @@ class FullGpu:
         """Raise ``Stop`` if a checkpoint could fail for lack of GPU memory. Raises ``GpuError`` if
         NVML fails.
         """
-        # Half of what the library leaves: that is read in another way, and rounded to blocks.
+        # Half of what the library leaves free: it measures in another way and rounds to blocks.
         if await self._gpu.free_bytes() < self._left_bytes() // 2:
             raise Stop(_FULL)
 

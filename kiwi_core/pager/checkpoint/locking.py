@@ -1,7 +1,8 @@
 """Lock a session: find its processes, lock all of them or none, and unlock them.
 
-A process that has not initialised CUDA cannot be locked. If it does so after the look at it, it
-runs although its session is suspended; the scheduler sees its memory at the next observation.
+A process that has not initialised CUDA cannot be locked. A process that initialises CUDA after this
+module has looked at it runs although its session is suspended; the scheduler sees its memory at the
+next observation.
 """
 
 from __future__ import annotations

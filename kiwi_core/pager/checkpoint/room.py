@@ -30,9 +30,9 @@ _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS
 
 _SETTLES_BYTES: Final = 16 * MIB
-"""The free memory of a GPU varies by this much, so a margin counts on all but this of what was free
-before. If NVML cannot name the users, the GPU counts as unused if its free memory is within this of
-the most ever seen. A wait for more could last forever."""
+"""The free memory of a GPU varies by this much. So a margin is at most what was free before, less
+this: a wait for more could last forever. If NVML cannot name the users, the GPU counts as unused if
+its free memory is within this of the most ever seen."""
 
 _HIDDEN_LEAST_BYTES: Final = 5 * MIB
 _HIDDEN_MOST_BYTES: Final = 8 * MIB
@@ -42,8 +42,9 @@ is cut to this range, because others may have allocated or freed memory at the s
 
 @dataclass(frozen=True)
 class Beside:
-    """What a process left in the GPU when it went out: the bytes that were free just before, beside
-    its whole session, and the bytes that it gives back beyond those that NVML reports for it."""
+    """What was measured when a process went out: the bytes that were free in the GPU just before,
+    with its whole session in, and the bytes that it gave back beyond those that NVML reports for
+    it."""
 
     free_bytes: int
     hidden_bytes: int = _HIDDEN_LEAST_BYTES
@@ -141,8 +142,8 @@ class Reservation:
     def to_come_bytes(self, bytes_by_pid: Mapping[int, int], used_bytes: int) -> int:
         """Return the bytes that it may still take. Nobody knows when stopped processes (a debugger,
         a freezer) go on, so what NVML already counts for them is not reserved a second time.
-        ``used_bytes`` is the use of the whole GPU; a value below the sum of all processes is older
-        than their numbers."""
+        ``used_bytes`` is the use of the whole GPU. It is out of date if it is below the sum of all
+        processes; then nothing is deducted."""
         need_bytes = self.need_bytes or 0
         if used_bytes < sum(bytes_by_pid.values()) or not _stands_still(self.own_pids):
             return need_bytes
@@ -275,8 +276,8 @@ class GpuRoom:
         return explained_bytes + _SETTLES_BYTES + hidden_bytes < self._most_explained_bytes
 
     def _margin_of(self, reservation: Reservation, alone: bool) -> int:
-        """Return the margin: at most what the page-out left, and, with nobody else in the GPU, at
-        most what an empty GPU has to spare."""
+        """Return the margin. It is at most what the page-out left free. With nobody else in the GPU
+        it is also at most what the empty GPU has beyond the need."""
         need_bytes = reservation.need_bytes or 0
         spare_bytes = reservation.spare_bytes
         if alone:

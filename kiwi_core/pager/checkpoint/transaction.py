@@ -184,8 +184,8 @@ class Transaction:
         members: list[SessionProcess],
         stop: Stop,
     ) -> None:
-        """Bring back the processes already out. They end up held here, whether found held or
-        running; ``all_locked`` unlocks them if this operation locked them."""
+        """Bring back the processes that are out already. They stay locked; ``all_locked`` unlocks
+        those that this operation has locked."""
         try:
             await self._move.bring_back(done, members)
             # After a call was given up, a process may still go out: its footprint is needed.

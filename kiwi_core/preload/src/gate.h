@@ -7,7 +7,8 @@
  *   closed  Gated calls wait. Closing waits until no gated call is inside and no capture is open; work
  *           under way can end, because waits pass.
  *   shut    Closed, and every other call waits, too. Shutting waits until no thread is in the driver.
- *           From then on the driver may take the process. A call that waits asks for the lease.
+ *           From then on the driver may take the process. As at an armed gate, a call that waits asks for the
+ *           lease.
  * A thread at the gate sleeps in the kernel and keeps every lock that it holds, and the GIL: releasing them
  * would break the program's order of locks.
  */

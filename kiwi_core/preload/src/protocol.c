@@ -78,7 +78,7 @@ static bool send_state(int64_t now_ns) {
 
 static bool send_room_requests(void) {
     uint64_t request, bytes;
-    /* Otherwise the thread that wanted the lease has been let through meanwhile. */
+    /* If the gate is open by now, the thread that wanted the lease has been let through. */
     if (kp_link_take_lease() && (kp_gate_is_armed() || kp_gate_is_shut())) {
         lease_asked = true;
         if (!queue(kp_write_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)))) return false;

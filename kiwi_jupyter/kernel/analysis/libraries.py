@@ -1,5 +1,5 @@
-"""Lists of the libraries that stay on the CPU, those that can reach a GPU, and the names that are
-exceptions.
+"""Lists of the libraries that stay on the CPU, those that can reach a GPU, and the names in CPU
+libraries that are exceptions.
 
 A library that is in no list counts as one that can reach a GPU. The lists are data: the traits
 ``Kiwi.cpu_modules`` and ``Kiwi.gpu_modules`` extend them.
@@ -271,7 +271,7 @@ class Libraries:
         return frozenset() if ACCELERATORS & sys.modules.keys() else self.cpu
 
     def is_trusted(self, module: str) -> bool:
-        """Do the same as ``is_cpu``, and check that the loaded module really is that library.
+        """Return whether ``module`` stays on the CPU and really is the library of that name.
 
         A file ``random.py`` beside the notebook is not the standard library's.
         """
@@ -319,8 +319,8 @@ class Libraries:
         )
 
     def allows_origin(self, module: str, name: str) -> bool:
-        """Do the same as ``allows`` for an object that says it comes from ``module`` under
-        ``name``.
+        """Return whether an object that says it is ``module.name`` stays on the CPU. It may have
+        been imported by another path, so a name of any part of ``module`` counts.
         """
         module = SAME_AS.get(module, module)
         top = module.partition(".")[0]

@@ -16,12 +16,12 @@ export interface IWindow {
   readonly zoom_s: Zoom;
 }
 
-/** Spans of one kind closer than this (percent of the width) are drawn as one: less than a pixel
- * lies between them. */
-const MERGE_PERCENT = 0.25;
+/** Spans of one kind with a smaller gap between them are drawn as one: in a sidebar the gap is about
+ * a pixel. */
+const MERGED_GAP_PERCENT = 0.25;
 
-/** No span is drawn narrower than this: a short turn must not vanish. */
-const LEAST_PERCENT = 0.6;
+/** The least width of a span: a short turn must not vanish. */
+const SPAN_LEAST_PERCENT = 0.6;
 
 export type SpanKind = Exclude<HistoryKind, 'out' | 'in'>;
 
@@ -72,7 +72,7 @@ export function spans(entries: readonly IHistory[], window: IWindow): ISpan[] {
     const from = percent(entry.began_at, window);
     const to = percent(entry.ended_at ?? window.to, window);
     const last = runs[runs.length - 1];
-    if (last !== undefined && last.kind === entry.kind && from - last.to < MERGE_PERCENT) {
+    if (last !== undefined && last.kind === entry.kind && from - last.to < MERGED_GAP_PERCENT) {
       last.to = Math.max(last.to, to);
       last.ended_at = entry.ended_at;
       last.count += 1;
@@ -85,7 +85,7 @@ export function spans(entries: readonly IHistory[], window: IWindow): ISpan[] {
 }
 
 function span(run: IRun, window: IWindow): ISpan {
-  const width = Math.max(LEAST_PERCENT, run.to - run.from);
+  const width = Math.max(SPAN_LEAST_PERCENT, run.to - run.from);
   return {
     key: run.first.id,
     kind: run.kind,
