@@ -44,8 +44,8 @@ from kiwi_core.daemon.reports.usage import UsageReporter
 from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
 from kiwi_core.daemon.roster.roster import Roster, RosterFile, RosterSaver
 from kiwi_core.daemon.router import Router
-from kiwi_core.daemon.sessions.announced import Announced
 from kiwi_core.daemon.sessions.ending import Ending
+from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
 from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.daemon.sessions.link_handler import LinkHandler
 from kiwi_core.daemon.sessions.orphans import Orphans
@@ -60,7 +60,7 @@ from kiwi_core.gpu.processes import boot_id
 from kiwi_core.movers.driver_calls import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
-from kiwi_core.pager.checkpoint.room import Beside
+from kiwi_core.pager.checkpoint.room import PageOutReading
 from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.peer_limits import (
     EXPECTED,
@@ -129,8 +129,8 @@ class GpuDaemon:
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
-        self._pager.import_beside(
-            {ProcessRef(pid, ticks): Beside(*both) for pid, ticks, *both in roster.beside}
+        self._pager.import_page_out_readings(
+            {ProcessRef(pid, ticks): PageOutReading(*both) for pid, ticks, *both in roster.beside}
         )
         await recover(roster, self._pager, self._registry, self._found_again)
         self._roster.save()  # a crash after this point must find the settings
@@ -229,7 +229,7 @@ class GpuDaemon:
         )  # fmt: skip
         self._sessions = SessionHandler(
             self._registry, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES],
-            Announced(scheduler, shares[EXPECTED]),
+            ExpectedSessions(scheduler, shares[EXPECTED]),
         )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
@@ -395,7 +395,7 @@ class GpuDaemon:
             footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
             beside=[
                 (ref.pid, ref.start_ticks, one.free_bytes, one.hidden_bytes)
-                for ref, one in self._pager.export_beside().items()
+                for ref, one in self._pager.export_page_out_readings().items()
             ],
         )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Outcome, Target
     from kiwi_core.units import SessionId
 
-Step = Literal["suspend", "resume", "page-out", "page-in", "yield"]
+LibraryStep = Literal["suspend", "resume", "page-out", "page-in", "yield"]
 """An order for a library. ``yield``: leave the driver alone, which may take the process."""
 
 
@@ -82,7 +82,7 @@ class LinkedProcesses(Protocol):
         ...
 
     async def perform(
-        self, those: Sequence[LinkedProcess], step: Step, deadline_ns: int
+        self, those: Sequence[LinkedProcess], step: LibraryStep, deadline_ns: int
     ) -> list[Outcome]:
         """Make each of ``those`` do ``step``, all at once, and wait for the answers until a little
         past ``deadline_ns``; if ``step`` moves memory, until it is moved or undone.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint.pager import CheckpointPager
-    from kiwi_core.pager.linked import LinkedProcess, LinkedProcesses, Step
+    from kiwi_core.pager.linked import LibraryStep, LinkedProcess, LinkedProcesses
 
 _ROUNDS_MAX: Final = 8
 """Rounds of looking for processes that started while others were being suspended."""
@@ -221,7 +221,7 @@ class LinkedOperation:
     async def _all_do(
         self,
         links: Sequence[LinkedProcess],
-        step: Step,
+        step: LibraryStep,
         done: list[LinkedProcess] | None = None,
         deadline_ns: int | None = None,
     ) -> int:
@@ -342,7 +342,9 @@ class LinkedOperation:
             outcome = await self._checkpoint.page_out(rest, self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
 
-    async def _undo(self, stop: Stop, links: list[LinkedProcess], step: Step, else_: str) -> None:
+    async def _undo(
+        self, stop: Stop, links: list[LinkedProcess], step: LibraryStep, else_: str
+    ) -> None:
         outcomes = await self._links.perform(links, step, self._undo_by_ns())
         for link, outcome in zip(links, outcomes, strict=True):
             if not isinstance(outcome, Moved):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Observation, Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint.pager import CheckpointPager
-    from kiwi_core.pager.checkpoint.room import Beside
+    from kiwi_core.pager.checkpoint.room import PageOutReading
     from kiwi_core.pager.linked import LibraryReport, LinkedProcess, LinkedProcesses
     from kiwi_core.units import SessionId
 
@@ -143,11 +143,11 @@ class SessionPager:
         rest = {ref: size - ours.get(ref, 0) for ref, size in footprints.items()}
         self._checkpoint.import_footprints({ref: size for ref, size in rest.items() if size > 0})
 
-    def export_beside(self) -> dict[ProcessRef, Beside]:
-        return self._checkpoint.export_beside()
+    def export_page_out_readings(self) -> dict[ProcessRef, PageOutReading]:
+        return self._checkpoint.export_page_out_readings()
 
-    def import_beside(self, beside: Mapping[ProcessRef, Beside]) -> None:
-        self._checkpoint.import_beside(beside)
+    def import_page_out_readings(self, readings: Mapping[ProcessRef, PageOutReading]) -> None:
+        self._checkpoint.import_page_out_readings(readings)
 
     # --- inside ---------------------------------------------------------------------------------
 

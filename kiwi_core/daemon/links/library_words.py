@@ -14,7 +14,7 @@ from kiwi_core.wire.pager import PagerAction
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kiwi_core.pager.linked import Step
+    from kiwi_core.pager.linked import LibraryStep
     from kiwi_core.wire.pager import LibraryState
 
 RESIDENCY: Final[Mapping[LibraryState, Residency]] = {
@@ -24,7 +24,7 @@ RESIDENCY: Final[Mapping[LibraryState, Residency]] = {
 }
 """Where the memory is that a library owns, by the library's word for it."""
 
-ACTION: Final[Mapping[Step, PagerAction]] = {
+ACTION: Final[Mapping[LibraryStep, PagerAction]] = {
     "suspend": PagerAction.HOLD,
     "resume": PagerAction.FREE,
     "page-out": PagerAction.PAGE_OUT,

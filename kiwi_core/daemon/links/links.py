@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.roster.roster import Roster
     from kiwi_core.pager.api import Outcome
-    from kiwi_core.pager.linked import LinkedProcess, Step
+    from kiwi_core.pager.linked import LibraryStep, LinkedProcess
     from kiwi_core.wire.pager import PagerDone, PagerState
 
 log = structlog.get_logger(__name__)
@@ -99,7 +99,7 @@ class Links:
         return tuple(found)
 
     async def perform(
-        self, those: Sequence[LinkedProcess], step: Step, deadline_ns: int
+        self, those: Sequence[LinkedProcess], step: LibraryStep, deadline_ns: int
     ) -> list[Outcome]:
         if step != "page-out" or self.ram is None:
             return await self._perform(those, step, deadline_ns)
@@ -107,7 +107,7 @@ class Links:
             return await self._perform(those, step, deadline_ns)
 
     async def _perform(
-        self, those: Sequence[LinkedProcess], step: Step, deadline_ns: int
+        self, those: Sequence[LinkedProcess], step: LibraryStep, deadline_ns: int
     ) -> list[Outcome]:
         calls = [PagerCall(ACTION[step], deadline_ns) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]

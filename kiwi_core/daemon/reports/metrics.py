@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.engine.tally import Tally
     from kiwi_core.daemon.links.host_budget import HostBudget
-    from kiwi_core.daemon.sessions.announced import Announced
+    from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
     from kiwi_core.daemon.sessions.requests import RequestHandler
     from kiwi_core.daemon.sessions.session_handler import SessionHandler
     from kiwi_core.gpu.nvml import GpuInfo
@@ -42,7 +42,7 @@ class MetricsReporter:
     _journal: Journal
     _budget: HostBudget
     _gauges: GaugeReader
-    _expected: Announced
+    _expected: ExpectedSessions
     _emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
 

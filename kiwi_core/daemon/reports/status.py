@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
-    from kiwi_core.daemon.sessions.announced import Announced
+    from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.session_pager import SessionPager
@@ -59,7 +59,7 @@ class Reporter:
     _budget: HostBudget
     gauges: GaugeReader
     _ram: RamGauge
-    _expected: Announced
+    _expected: ExpectedSessions
     errors: Callable[[], list[str]]
     emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)

@@ -83,7 +83,7 @@ class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
     """``footprints``: ``[pid, start_ticks, bytes]`` of each process that is paged out or about to
     be, with its GPU memory, which the driver does not report afterwards. ``beside``: ``[pid,
-    start_ticks, free_bytes, hidden_bytes]`` of each, see ``room.Beside``. ``off``: ``[pid,
+    start_ticks, free_bytes, hidden_bytes]`` of each, see ``room.PageOutReading``. ``off``: ``[pid,
     start_ticks, uid]`` of each process with the library whose session has left Kiwi.
     """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.guards import Guards
     from kiwi_core.daemon.roster.registry import SessionRegistry
-    from kiwi_core.daemon.sessions.announced import Announced
+    from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.states import Priority
@@ -65,7 +65,7 @@ class SessionHandler:
         core: Core,
         priorities: Mapping[str, Priority],
         places: Share,
-        expected: Announced,
+        expected: ExpectedSessions,
     ) -> None:
         self._registry = registry
         self._core = core

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
-    from kiwi_core.pager.checkpoint.room import Beside
+    from kiwi_core.pager.checkpoint.room import PageOutReading
     from kiwi_core.pager.checkpoint.survey import DeviceUsage, SessionProcess
     from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
 
@@ -205,10 +205,10 @@ class CheckpointPager:
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
         self._footprints.put({r: size for r, size in footprints.items() if processes.alive(r)})
 
-    def export_beside(self) -> dict[ProcessRef, Beside]:
+    def export_page_out_readings(self) -> dict[ProcessRef, PageOutReading]:
         """Return what each paged-out process left free, to be stored with its footprint."""
-        return self._footprints.all_beside()
+        return self._footprints.readings()
 
-    def import_beside(self, beside: Mapping[ProcessRef, Beside]) -> None:
+    def import_page_out_readings(self, readings: Mapping[ProcessRef, PageOutReading]) -> None:
         """Import what an earlier daemon has exported."""
-        self._footprints.put_beside({r: one for r, one in beside.items() if processes.alive(r)})
+        self._footprints.put_readings({r: one for r, one in readings.items() if processes.alive(r)})

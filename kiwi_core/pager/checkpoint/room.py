@@ -41,7 +41,7 @@ is cut to this range, because others may have allocated or freed memory at the s
 
 
 @dataclass(frozen=True)
-class Beside:
+class PageOutReading:
     """What was measured when a process went out: the bytes that were free in the GPU just before,
     with its whole session in, and the bytes that it gave back beyond those that NVML reports for
     it."""
@@ -56,7 +56,7 @@ class Footprints:
 
     def __init__(self) -> None:
         self._bytes: dict[ProcessRef, int] = {}
-        self._beside: dict[ProcessRef, Beside] = {}
+        self._readings: dict[ProcessRef, PageOutReading] = {}
         self._learnt: dict[ProcessRef, int] = {}
         """The bytes of each process at its last page-out, also if it is back now."""
 
@@ -70,8 +70,8 @@ class Footprints:
         self._bytes.update(sizes)
         self._learnt = {r: n for r, n in self._learnt.items() if processes.alive(r)} | sizes
 
-    def put_beside(self, beside: Mapping[ProcessRef, Beside]) -> None:
-        self._beside.update(beside)
+    def put_readings(self, readings: Mapping[ProcessRef, PageOutReading]) -> None:
+        self._readings.update(readings)
 
     def gave_back(self, ref: ProcessRef, gained_bytes: int, *, named: bool) -> None:
         """Record how much free memory the page-out of ``ref`` has brought, which is its footprint
@@ -82,14 +82,14 @@ class Footprints:
         else:
             self.put({ref: max(0, gained_bytes)})
             hidden_bytes = 0
-        if (beside := self._beside.get(ref)) is not None:
-            self._beside[ref] = replace(beside, hidden_bytes=hidden_bytes)
+        if (reading := self._readings.get(ref)) is not None:
+            self._readings[ref] = replace(reading, hidden_bytes=hidden_bytes)
 
     def spare_bytes(self, refs: Collection[ProcessRef]) -> int | None:
         """Return what ``refs`` left free beside their footprints when they went out; ``None`` if
         that is not known. If nothing has changed since, it is free now."""
-        left = [self._beside.get(ref) for ref in refs]
-        known = [beside for beside in left if beside is not None]
+        left = [self._readings.get(ref) for ref in refs]
+        known = [reading for reading in left if reading is not None]
         if not known or len(known) < len(left):
             return None
         return min(one.free_bytes for one in known) + sum(one.hidden_bytes for one in known)
@@ -97,13 +97,13 @@ class Footprints:
     def drop(self, refs: Collection[ProcessRef]) -> None:
         for ref in refs:
             self._bytes.pop(ref, None)
-            self._beside.pop(ref, None)
+            self._readings.pop(ref, None)
 
     def all(self) -> dict[ProcessRef, int]:
         return dict(self._bytes)
 
-    def all_beside(self) -> dict[ProcessRef, Beside]:
-        return dict(self._beside)
+    def readings(self) -> dict[ProcessRef, PageOutReading]:
+        return dict(self._readings)
 
 
 class Reservation:

@@ -19,7 +19,7 @@ from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.checkpoint.locking import Locking, in_state, lost
 from kiwi_core.pager.checkpoint.moving import Moving
 from kiwi_core.pager.checkpoint.ports import Stop, as_stop
-from kiwi_core.pager.checkpoint.room import Beside
+from kiwi_core.pager.checkpoint.room import PageOutReading
 from kiwi_core.states import Reason
 from kiwi_core.units import format_bytes
 
@@ -172,8 +172,8 @@ class Transaction:
         sizes = {ref: usage[ref.pid] for ref in locked if ref.pid in usage}
         await self._parts.make_ram_room(self._target, sum(sizes.values()))
         self._parts.footprints.put(sizes)
-        beside = Beside(await self._parts.gpu.free_bytes())
-        self._parts.footprints.put_beside(dict.fromkeys(locked, beside))
+        reading = PageOutReading(await self._parts.gpu.free_bytes())
+        self._parts.footprints.put_readings(dict.fromkeys(locked, reading))
         self._parts.store_footprints()
         return sizes
 

@@ -132,9 +132,9 @@ def test_what_a_session_left_free_outlives_the_daemon(
     successor = new_pager(machine)
     successor.import_footprints(pager.export_footprints())
     refused(successor.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
-    successor.import_beside(pager.export_beside())
+    successor.import_page_out_readings(pager.export_page_out_readings())
     moved(successor.page_in(TARGET, soon_ns()))
-    assert successor.export_beside() == {}
+    assert successor.export_page_out_readings() == {}
 
 
 def test_the_margin_grows_with_the_need() -> None:

@@ -30,12 +30,12 @@ status ask at the same time."""
 
 
 @dataclass(eq=False, repr=False)
-class Announced:
+class ExpectedSessions:
     _scheduler: Scheduler
     _share: Share
     _sessions: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
     """When each session was announced and until when it is expected, by user and key."""
-    _told: tuple[int, tuple[int, int], float | None] | None = None
+    _computed: tuple[int, tuple[int, int], float | None] | None = None
     """The newcomer's wait: when it was computed, from which state, seconds."""
 
     def expect(self, uid: int, key: str, for_s: float) -> None:
@@ -74,10 +74,14 @@ class Announced:
         now_ns = time.monotonic_ns()
         soon = sum(since_ns > now_ns - SOON_NS for since_ns, _ in self._sessions.values())
         of = soon, self._scheduler.history_serial
-        if self._told is None or self._told[1] != of or now_ns - self._told[0] > KEPT_NS:
+        if (
+            self._computed is None
+            or self._computed[1] != of
+            or now_ns - self._computed[0] > KEPT_NS
+        ):
             wait_ns = self._scheduler.newcomer_wait_ns(now_ns, soon)
-            self._told = now_ns, of, None if wait_ns is None else ns_to_seconds(wait_ns)
-        return self._told[2]
+            self._computed = now_ns, of, None if wait_ns is None else ns_to_seconds(wait_ns)
+        return self._computed[2]
 
     def _lapse(self) -> None:
         now_ns = time.monotonic_ns()
