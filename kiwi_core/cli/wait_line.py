@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING, Final, TextIO
 
 from kiwi_core.cli.terminal import printable
-from kiwi_core.units import format_duration_s, format_wait_s, ordinal
+from kiwi_core.units import format_duration_s
+from kiwi_core.wire.words import waiting_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,30 +21,6 @@ QUIET_S: Final = 0.3
 
 REPEAT_S: Final = 10.0
 """Time between two plain lines in a log file."""
-
-
-def sentence(waiting: Waiting) -> str:
-    """Describe the wait in one line."""
-    if waiting.blocked is not None:
-        text = f"Waiting for the GPU: {printable(waiting.detail or waiting.blocked.value)}"
-        return f"{text} Expected wait: {_expected(waiting)}." if _expected(waiting) else text
-    if waiting.position < 1:
-        return f"Waiting for the GPU: {printable(waiting.activity)}"
-    text = f"Waiting for the GPU: {ordinal(waiting.position)} in line"
-    if waiting.holder:
-        text += f", {printable(waiting.holder)} has it"
-    if waiting.activity:
-        text += f", {printable(waiting.activity)}"
-    expected = _expected(waiting)
-    return f"{text}, {expected}" if expected else text
-
-
-def _expected(waiting: Waiting) -> str:
-    """Return the forecast in words; "": there is none."""
-    if waiting.expected_wait_s is None:
-        return ""
-    low_s, high_s = waiting.expected_low_s, waiting.expected_high_s
-    return format_wait_s(waiting.expected_wait_s, low_s, high_s, printable(waiting.expected_why))
 
 
 class TerminalWaitLine:
@@ -64,12 +41,13 @@ class TerminalWaitLine:
         if now_s < self._due_s:
             return
         self.shown = True
+        text = printable(waiting_text(waiting))
         if self._live:
             width = shutil.get_terminal_size().columns
-            self._write(f"\r\x1b[K{sentence(waiting)[: width - 1]}")
+            self._write(f"\r\x1b[K{text[: width - 1]}")
         else:
             self._due_s = now_s + REPEAT_S
-            self._write(f"kiwi: {sentence(waiting)}\n")
+            self._write(f"kiwi: {text}\n")
 
     def granted(self) -> None:
         """End the wait: clear the line on a terminal; in a log, say how long the wait was."""

@@ -1,7 +1,7 @@
 """The words that every surface uses for a wait, a turn and the GPU's load.
 
-``labextension/src/model/phrases.ts`` has the same words; one table of cases
-(``tests/support/surface_words.json``) tests both.
+``labextension/src/model/phrases.ts`` has the words for waits, turns and load in the sidebar; one
+table of cases (``tests/support/surface_words.json``) tests both.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kiwi_core.units import format_wait_s
+from kiwi_core.units import format_wait_s, ordinal
 
 if TYPE_CHECKING:
+    from kiwi_core.wire.messages import Waiting
     from kiwi_core.wire.status import (
         GaugesStatus,
         GpuStatus,
@@ -25,12 +26,30 @@ def wait_text(entry: QueueEntry) -> str:
     """Return how long a wait may still take; "": there is no forecast."""
     if entry.kept_out:
         return f"suspended by {entry.kept_out} until kiwi resume"
-    held_up = "held up" if entry.blocked else ""
-    if entry.expected_wait_s is None:
-        return held_up
-    low_s, high_s = entry.expected_low_s, entry.expected_high_s
-    expected = format_wait_s(entry.expected_wait_s, low_s, high_s, entry.expected_why)
-    return f"{held_up}, {expected}" if held_up else expected
+    return ", ".join(filter(None, ("held up" if entry.blocked else "", expected_text(entry))))
+
+
+def waiting_text(waiting: Waiting) -> str:
+    """Return one line for the user of a program that waits for the GPU."""
+    expected = expected_text(waiting)
+    if waiting.blocked is not None:
+        why = waiting.detail or "Waiting for the GPU: it cannot be given now; Kiwi tries again."
+        return f"{why} Expected wait: {expected}." if expected else why
+    if waiting.position <= 0 and waiting.activity:
+        activity = waiting.activity[:1].upper() + waiting.activity[1:]
+        return ", ".join(filter(None, (activity, expected)))
+    place = f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""
+    holder = f"{waiting.holder} has it" if waiting.holder else ""
+    parts = ", ".join(filter(None, (place, holder, waiting.activity, expected)))
+    return f"Waiting for the GPU: {parts}" if parts else "Waiting for the GPU"
+
+
+def expected_text(wait: Waiting | QueueEntry) -> str:
+    """Return the forecast of a wait; "": there is none."""
+    if wait.expected_wait_s is None:
+        return ""
+    low_s, high_s = wait.expected_low_s, wait.expected_high_s
+    return format_wait_s(wait.expected_wait_s, low_s, high_s, wait.expected_why)
 
 
 def turn_text(gpu: GpuStatus, holder: SessionStatus) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import Notice
-from kiwi_core.units import format_duration_s, format_wait_s, ordinal
+from kiwi_core.units import format_duration_s, ordinal
+from kiwi_core.wire.words import expected_text, waiting_text
 
 if TYPE_CHECKING:
     from kiwi_core.wire.messages import UserNotice, Waiting
@@ -43,19 +44,7 @@ def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
     """Return one line about a wait, for people."""
     if waiting is None:
         return f"Waiting for the GPU ({format_duration_s(waited_s)})"
-    if waiting.blocked is not None:
-        said = waiting.detail or "Waiting for the GPU: it cannot be given now; Kiwi tries again."
-        expected = _expected(waiting)
-        return f"{said} Expected wait: {expected}." if expected else said
-    if waiting.position <= 0 and waiting.activity:
-        said = waiting.activity[:1].upper() + waiting.activity[1:]
-        return ", ".join(filter(None, (said, _expected(waiting))))
-    parts = [f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""]
-    parts.append(f"{waiting.holder} has it" if waiting.holder else "")
-    parts.append(waiting.activity)
-    parts.append(_expected(waiting))
-    said = ", ".join(part for part in parts if part)
-    return f"Waiting for the GPU: {said}" if said else "Waiting for the GPU"
+    return waiting_text(waiting)
 
 
 def unforeseen_line(waiting: Waiting, waited_s: float) -> str:
@@ -71,19 +60,12 @@ def suspended_line(waiting: Waiting) -> str:
         return f"Suspended in mid-cell. {waiting.detail}"
     place = f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""
     holder = f"{waiting.holder} has the GPU" if waiting.holder else ""
-    expected = _expected(waiting)
+    expected = expected_text(waiting)
     when = "by itself" if not expected else f"in {expected}"
     goes_on = "goes on " + when.replace("in any moment", "any moment")
     return "Suspended in mid-cell: " + ", ".join(
         filter(None, (place, holder, waiting.activity, goes_on))
     )
-
-
-def _expected(waiting: Waiting) -> str:
-    if waiting.expected_wait_s is None:
-        return ""
-    low_s, high_s = waiting.expected_low_s, waiting.expected_high_s
-    return format_wait_s(waiting.expected_wait_s, low_s, high_s, waiting.expected_why)
 
 
 def share_done(waiting: Waiting | None, waited_s: float) -> float | None:

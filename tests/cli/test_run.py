@@ -19,7 +19,7 @@ from scripted_daemon import eventually
 
 from kiwi_core import config
 from kiwi_core.cli import child, exits, run
-from kiwi_core.cli.wait_line import TerminalWaitLine, sentence
+from kiwi_core.cli.wait_line import TerminalWaitLine
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import (
     Acquire,
@@ -339,15 +339,6 @@ def test_find_answers_as_a_shell_would(tmp_path):
     assert child.find(str(tmp_path)) == exits.CANNOT_EXECUTE
 
 
-def test_the_words_of_a_wait():
-    text = sentence(Waiting(burst=1, position=2, ahead=1, holder="a\x1b", expected_wait_s=12.0))
-    assert text == "Waiting for the GPU: 2nd in line, a\ufffd has it, about 12 s"
-    blocked = Waiting(
-        burst=1, position=1, ahead=0, blocked=Notice.BLOCKED_OUTSIDE, detail="Others hold it."
-    )
-    assert sentence(blocked) == "Waiting for the GPU: Others hold it."
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -357,13 +348,13 @@ def test_the_line_on_a_terminal_is_redrawn_and_removed():
     now = [0.0]
     terminal = Terminal()
     line = TerminalWaitLine(terminal, lambda: now[0])
-    waiting = Waiting(burst=1, position=1, ahead=0)
+    waiting = Waiting(burst=1, position=1, ahead=0, holder="a\x1b")
     line.show(waiting)
     assert terminal.getvalue() == ""
     now[0] = 1.0
     line.show(waiting)
     line.granted()
-    assert terminal.getvalue() == "\r\x1b[KWaiting for the GPU: 1st in line\r\x1b[K"
+    assert terminal.getvalue() == "\r\x1b[KWaiting for the GPU: 1st in line, a\ufffd has it\r\x1b[K"
 
 
 def test_a_log_gets_a_line_every_ten_seconds():

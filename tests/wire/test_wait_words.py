@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_wait_s
+from kiwi_core.wire.messages import Waiting
 from kiwi_core.wire.status import SchedulerStatus
+from kiwi_core.wire.words import waiting_text
 
 TABLE = Path(__file__).parents[1] / "support" / "wait_words.json"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -39,6 +41,44 @@ def test_a_wait_in_words(
 ) -> None:
     """The labextension's test reads the same table."""
     assert format_wait_s(expected, low, high, why) == text
+
+
+def waiting(**fields: object) -> Waiting:
+    return Waiting(**({"burst": 1, "position": 2, "ahead": 1} | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            waiting(holder="train.ipynb", expected_wait_s=12.0),
+            "Waiting for the GPU: 2nd in line, train.ipynb has it, about 12 s",
+        ),
+        (
+            waiting(
+                expected_wait_s=14.0,
+                expected_low_s=10.0,
+                expected_high_s=26.0,
+                expected_why="others go first",
+            ),
+            "Waiting for the GPU: 2nd in line, 10–25 s (others go first)",
+        ),
+        (waiting(position=1), "Waiting for the GPU: 1st in line"),
+        (waiting(position=0, ahead=0), "Waiting for the GPU"),
+        (
+            waiting(position=0, activity="its memory is moving in", expected_wait_s=2.0),
+            "Its memory is moving in, about 2 s",
+        ),
+        (waiting(blocked=Notice.BLOCKED_OUTSIDE, detail="Because. Do this."), "Because. Do this."),
+        (
+            waiting(blocked=Notice.BLOCKED_OUTSIDE, detail="Because.", expected_wait_s=5.0),
+            "Because. Expected wait: about 5 s.",
+        ),
+    ],
+)
+def test_a_waiting_program_in_words(state: Waiting, text: str) -> None:
+    """Notebooks and ``kiwi run`` show this line."""
+    assert waiting_text(state) == text
 
 
 def top_s(text: str) -> float:
