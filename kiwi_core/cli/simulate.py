@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits, journals
 from kiwi_core.cli.common import for_others_to_read, not_written
 from kiwi_core.cli.numbers import number, whole
-from kiwi_core.cli.simulate_text import Column, report_json, table_lines
+from kiwi_core.cli.simulate_text import Column, column_name, report_json, table_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.cli.usage import parse_since
 from kiwi_core.config import DEFAULTS
@@ -20,31 +21,35 @@ from kiwi_core.simulate.fleet import Plan, Work
 from kiwi_core.simulate.fleet import run as run_fleet
 from kiwi_core.simulate.measure import Measures, summarise
 from kiwi_core.simulate.mixes import MIXES
-from kiwi_core.simulate.model import GB, FaultRates, Setup, SimulatedMachine
+from kiwi_core.simulate.model import GB, Cluster, FaultRates, Placing, Setup, SimulatedMachine
+from kiwi_core.simulate.picture import waits_svg
 from kiwi_core.simulate.recorded import read
+from kiwi_core.simulate.trace import Recorded, Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, TIB, ns_to_seconds, parse_size_bytes, seconds_to_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kiwi_core.simulate.trace import Recorded
-
 DESCRIPTION = """\
-Runs the daemon's own scheduler on a virtual clock over some work, and says how long cells would
-have waited: by their length, per policy and time quantum, side by side. The work is a mix that is
-generated (the same again from the same seed), or a daemon's journal: what would the other policy
-have done here last week?"""
+Runs the daemon's own scheduler on a virtual clock over a trace of work, and says how long cells
+would have waited: by their length, per policy and time quantum, side by side. The work is a mix
+that is generated (the same again from the same seed), a trace file, or a daemon's journal: what
+would the other policy have done here last week?"""
 EPILOG = f"""\
 mixes:
 {chr(10).join(f"  {name:10} {mix.summary}" for name, mix in MIXES.items())}
 
-A day of eight sessions takes seconds; 1,000 GPUs of ten notebooks minutes.
+A day of eight sessions takes seconds; 1,000 GPUs of ten notebooks minutes. With --nodes, sessions
+of the mix come and go, and --place says who chooses their node and GPU.
 
 examples:
   kiwi simulate --mix 6+1 --tq 10 30 60
   kiwi simulate --journal GPU-0d1e.journal --since 7d --policy round-robin interactive
   kiwi simulate --mix notebooks --gpus 100 --jobs 2 --json results.json
+  kiwi simulate --anonymise GPU-0d1e.journal -o trace.json     to send to somebody
+  kiwi simulate --trace trace.json --policy round-robin
+  kiwi simulate --nodes 125 --gpus 8 --sessions 10 --place pack spread wait
 """
 
 DEFAULT_MIX = "notebooks"
@@ -63,14 +68,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mix", choices=list(MIXES), metavar="NAME",
         help=f"generate it: {', '.join(MIXES)} (default: {DEFAULT_MIX})",
     )  # fmt: skip
+    work.add_argument("--trace", metavar="FILE", help="a trace file, or - for standard input")
     work.add_argument(
         "--journal", metavar="FILE",
         help="a daemon's journal, or -; its own waits are shown, too",
+    )  # fmt: skip
+    work.add_argument(
+        "--anonymise", metavar="JOURNAL",
+        help="only turn a journal into a trace file, without ids and times of day (see -o)",
     )  # fmt: skip
     parser.add_argument(
         "--since", type=parse_since, default=0.0, metavar="WHEN",
         help="of a journal: only cells that were asked for since then: 30m, 12h, 7d ago, or a "
         "time like 2026-11-14 or 2026-11-14T09:00",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", metavar="FILE",
+        help="write the work there as a trace, and simulate nothing (- is standard output)",
     )  # fmt: skip
     parser.add_argument(
         "--hours", type=number(0.01, HOURS_MAX), default=24.0, metavar="H",
@@ -94,9 +108,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when sessions are run one at a time (default: the journal's, else on)",
     )  # fmt: skip
     _add_machine(parser)
+    _add_cluster(parser)
     parser.add_argument(
         "--gpus", type=whole(1, GPUS_MAX), default=1, metavar="N",
-        help="number of GPUs, each with another seed, added up (default: 1)",
+        help="number of GPUs, each with another seed, added up; with --nodes, on each node "
+        "(default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", type=whole(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
@@ -104,6 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--users", action="store_true", help="also a line for each user")
     parser.add_argument("--json", metavar="FILE", help="write everything there (- prints it)")
+    parser.add_argument("--svg", metavar="FILE", help="draw waits by length of cell there")
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -144,9 +161,43 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
 
 
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a cluster")
+    group.add_argument(
+        "--nodes", type=whole(1, GPUS_MAX), metavar="N",
+        help="of a mix: number of nodes, on which sessions come and go",
+    )  # fmt: skip
+    group.add_argument(
+        "--place", nargs="+", choices=[rule.value for rule in Placing], metavar="RULE",
+        default=[Placing.WAIT.value],
+        help="how a node is chosen: pack (the first one with a place), spread (the one with the "
+        "fewest sessions), wait (the shortest wait by its weight); several are compared "
+        "(default: wait)",
+    )  # fmt: skip
+    group.add_argument(
+        "--places", type=whole(1, 1000), default=Cluster.places, metavar="N",
+        help=f"the most sessions on a GPU (default: {Cluster.places})",
+    )  # fmt: skip
+    group.add_argument(
+        "--stay", type=number(0.01, HOURS_MAX), default=Cluster.stay_hours, metavar="H",
+        help="how long a session stays if it never waits; so many come within --hours that each "
+        f"GPU has those of the mix on average (default: {Cluster.stay_hours:g})",
+    )  # fmt: skip
+    group.add_argument(
+        "--weight-delay", type=number(0.1, 86400.0), metavar="S",
+        default=ns_to_seconds(Cluster.weight_delay_ns),
+        help="how often the engine reads the nodes' waits, seconds (default: "
+        f"{ns_to_seconds(Cluster.weight_delay_ns):g})",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
+    cluster = _cluster(args)
     work, real = _work(args)
-    plans = _plans(args, work)
+    if args.output or args.anonymise:
+        _write_trace(args.output or "-", work, _machine(args, work), args.seed)
+        return exits.OK
+    plans = _plans(args, work, cluster)
     report = _Progress() if sys.stderr.isatty() or _is_long(plans) else None
     measured = run_fleet(plans, jobs=args.jobs, progress=report)
     columns: list[Column] = [(None, summarise(real))] if real is not None else []
@@ -162,8 +213,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace) -> tuple[Work, Measures | None]:
     """Return the work and, if it is from a journal, its real results."""
-    if args.journal:
-        with journals.opened(args.journal) as file:
+    if name := args.journal or args.anonymise:
+        with journals.opened(name) as file:
             records = journals.records(file)
             trace, real = read(records, contention=args.contention, since_unix_s=args.since)
         return Work(trace=trace), real
@@ -173,7 +224,23 @@ def _work(args: argparse.Namespace) -> tuple[Work, Measures | None]:
             "--since is for journals: nothing else knows when it was.",
             "Leave it out, or give --journal.",
         )
+    if args.trace:
+        return Work(trace=_read_trace(args.trace)), None
     return Work(mix=args.mix or DEFAULT_MIX, hours=args.hours, sessions=args.sessions), None
+
+
+def _read_trace(name: str) -> Trace:
+    if name == "-":
+        return from_lines(sys.stdin.buffer)
+    try:
+        with Path(name).open("rb") as file:
+            return from_lines(file)
+    except OSError as error:
+        raise CallerError(
+            "no-trace",
+            f"{name} cannot be read: {error.strerror}.",
+            "Make one with kiwi simulate --anonymise JOURNAL -o FILE, or use --mix.",
+        ) from error
 
 
 def _machine(args: argparse.Namespace, work: Work) -> SimulatedMachine:
@@ -215,7 +282,7 @@ def _recorded_speeds(recorded: Recorded | None) -> tuple[float, float]:
     )
 
 
-def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
+def _plans(args: argparse.Namespace, work: Work, cluster: Cluster | None) -> list[Plan]:
     machine = _machine(args, work)
     recorded = work.trace.recorded if work.trace is not None else None
     quanta_s = args.tq or [recorded.tq_s if recorded is not None else ns_to_seconds(DEFAULTS.tq_ns)]
@@ -228,14 +295,35 @@ def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
                 policy=policy,
                 tq_ns=seconds_to_ns(tq_s),
                 anti_thrash=AntiThrash(mode),
+                placing=Placing(rule),
             ),
             faults=FaultRates(refuse=args.refuse, hang=args.hang, kill=args.kill),
             seed=args.seed,
             gpus=args.gpus,
+            cluster=cluster,
         )
         for policy in dict.fromkeys(args.policy or _policies(recorded))
         for tq_s in dict.fromkeys(quanta_s)
+        for rule in dict.fromkeys(args.place if cluster else args.place[:1])
     ]
+
+
+def _cluster(args: argparse.Namespace) -> Cluster | None:
+    if args.nodes is None:
+        return None
+    if args.trace or args.journal or args.anonymise:
+        raise CallerError(
+            "bad-option",
+            "--nodes needs a mix: a trace says which GPU its sessions were on.",
+            "Leave out --nodes, or give --mix in place of the trace.",
+        )
+    return Cluster(
+        nodes=args.nodes,
+        gpus=args.gpus,
+        places=args.places,
+        stay_hours=args.stay,
+        weight_delay_ns=seconds_to_ns(args.weight_delay),
+    )
 
 
 def _policies(recorded: Recorded | None) -> Sequence[str]:
@@ -246,7 +334,11 @@ def _policies(recorded: Recorded | None) -> Sequence[str]:
 
 
 def _is_long(plans: list[Plan]) -> bool:
-    hours = sum(plan.gpus * (plan.work.hours if plan.work.mix else 24.0) for plan in plans)
+    hours = sum(
+        (plan.cluster.gpus_in_all if plan.cluster else plan.gpus)
+        * (plan.work.hours if plan.work.mix else 24.0)
+        for plan in plans
+    )
     return hours > 24.0 * 20
 
 
@@ -272,20 +364,28 @@ class _Progress:
             print(text, file=sys.stderr, flush=True)
 
 
+def _write_trace(name: str, work: Work, machine: SimulatedMachine, seed: int) -> None:
+    lines = b"".join(to_lines(work.of(seed, machine)))
+    if name == "-":
+        sys.stdout.buffer.write(lines)
+    else:
+        _write(name, lines)
+
+
 def _write_results(args: argparse.Namespace, plan: Plan, columns: list[Column]) -> None:
+    cluster = plan.cluster is not None
     if args.json:
         data = report_json(plan, columns)
         if args.json == "-":
             print(data.decode())
         else:
-            try:
-                with open(args.json, "wb", opener=for_others_to_read) as file:
-                    file.write(data + b"\n")
-            except OSError as error:
-                raise not_written(args.json, error) from error
+            _write(args.json, data + b"\n")
+    if args.svg:
+        named = [(column_name(setup, cluster=cluster), summary) for setup, summary in columns]
+        _write(args.svg, waits_svg(_title(plan), named).encode())
     if args.json != "-":
         style = Style.of(sys.stdout)
-        lines = table_lines(_title(plan), columns, style, users=args.users)
+        lines = table_lines(_title(plan), columns, style, users=args.users, cluster=cluster)
         print("\n".join(lines))
 
 
@@ -296,7 +396,17 @@ def _title(plan: Plan) -> str:
     if machine.in_bytes_per_s != machine.out_bytes_per_s:
         speeds += f" out, {machine.in_bytes_per_s / GB:g} in"
     several = f"{plan.gpus:,} GPUs, each: " if plan.gpus > 1 else ""
+    if plan.cluster is not None:
+        several = f"{plan.cluster.nodes:,} nodes × {plan.cluster.gpus:,} GPUs, each: "
     return f"{several}{name}, {speeds} GB/s"
+
+
+def _write(name: str, data: bytes) -> None:
+    try:
+        with open(name, "wb", opener=for_others_to_read) as file:
+            file.write(data)
+    except OSError as error:
+        raise not_written(name, error) from error
 
 
 # --- arguments ----------------------------------------------------------------------------------

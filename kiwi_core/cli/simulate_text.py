@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kiwi_core.cli.terminal import Style
     from kiwi_core.simulate.fleet import Plan
     from kiwi_core.simulate.measure import Quantiles, Summary
-    from kiwi_core.simulate.model import Setup
+    from kiwi_core.simulate.model import Cluster, Setup
 
 Column = tuple["Setup | None", "Summary"]
 """A configuration and its results. The configuration is ``None`` for the real results in the
@@ -24,10 +24,11 @@ journal.
 """
 
 
-def column_name(setup: Setup | None) -> str:
+def column_name(setup: Setup | None, *, cluster: bool = False) -> str:
     if setup is None:
         return "as it was"
-    return f"{setup.policy}, TQ {setup.tq_ns / NS_PER_S:g} s"
+    placed = f", {setup.placing.value}" if cluster else ""
+    return f"{setup.policy}, TQ {setup.tq_ns / NS_PER_S:g} s{placed}"
 
 
 def table_lines(
@@ -36,10 +37,11 @@ def table_lines(
     style: Style,
     *,
     users: bool = False,
+    cluster: bool = False,
 ) -> list[str]:
     """Return a table with a column for each configuration, after a column for the real results."""
     first = columns[0][1]
-    rows = [["", *(column_name(setup) for setup, _ in columns)]]
+    rows = [["", *(column_name(setup, cluster=cluster) for setup, _ in columns)]]
     summaries = [summary for _, summary in columns]
 
     def row(name: str, value: Callable[[Summary], str]) -> None:
@@ -57,6 +59,9 @@ def table_lines(
     row("moves", lambda s: f"{s.swaps:,} ({format_bytes(s.swapped_bytes)})")
     row("stopped in mid-cell", lambda s: f"{s.suspensions:,}")
     row("fairness (Jain)", lambda s: f"{s.jain:.3f}")
+    if cluster:
+        row("sessions that waited for a place", lambda s: f"{s.place_wait_s.n:,}")
+        row("  longest", lambda s: format_duration_s(s.place_wait_s.max))
     for name, value in _TROUBLES:
         if any(map(value, summaries)):
             row(name, lambda s, v=value: f"{v(s):,}")  # type: ignore[misc]
@@ -65,7 +70,8 @@ def table_lines(
     lines += table(rows, right=range(1, len(columns) + 1))
     if users:
         for setup, summary in columns:
-            lines += ["", style.bold(column_name(setup)), *_users(summary)]
+            name = column_name(setup, cluster=cluster)
+            lines += ["", style.bold(name), *_users(summary)]
     return lines
 
 
@@ -119,11 +125,13 @@ def report_json(plan: Plan, columns: Sequence[Column]) -> bytes:
     record = {
         "work": {
             "mix": work.mix or None,
+            "trace": work.trace.name if work.trace is not None else None,
             "hours": work.hours if work.mix else None,
             "sessions": work.sessions if work.mix else len(work.trace.sessions),  # type: ignore[union-attr]
             "seed": plan.seed,
             "gpus": plan.gpus,
         },
+        "cluster": None if plan.cluster is None else _cluster(plan.cluster),
         "machine": {
             "total_bytes": machine.total_bytes,
             "host_budget_bytes": machine.host_budget_bytes,
@@ -139,6 +147,7 @@ def report_json(plan: Plan, columns: Sequence[Column]) -> bytes:
                 "policy": setup.policy,
                 "tq_s": ns_to_seconds(setup.tq_ns),
                 "anti_thrash": setup.anti_thrash.value,
+                **({} if plan.cluster is None else {"place": setup.placing.value}),
                 **msgspec.structs.asdict(summary),
             }
             for setup, summary in columns
@@ -147,3 +156,13 @@ def report_json(plan: Plan, columns: Sequence[Column]) -> bytes:
         "real": next((summary for setup, summary in columns if setup is None), None),
     }
     return msgspec.json.format(msgspec.json.encode(record), indent=1)
+
+
+def _cluster(cluster: Cluster) -> dict[str, object]:
+    return {
+        "nodes": cluster.nodes,
+        "gpus": cluster.gpus,
+        "places": cluster.places,
+        "stay_hours": cluster.stay_hours,
+        "weight_delay_s": ns_to_seconds(cluster.weight_delay_ns),
+    }

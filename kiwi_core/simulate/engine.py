@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
     from kiwi_core.simulate.driver import Flight
     from kiwi_core.simulate.model import FaultRates, Setup, SimulatedMachine
-    from kiwi_core.simulate.trace import Cell, Trace
+    from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
     from kiwi_core.units import SessionId
 
 PROGRESS_EVERY: Final = 4096
@@ -60,7 +60,7 @@ class Simulation:
         self.now_ns = 0
         self.free_bytes = machine.total_bytes
         self.compute: Final = Compute(machine.contention)
-        self._sessions = trace.sessions
+        self._sessions = list(trace.sessions)
         self._machine = machine
         self._config = setup.config
         self._seed = seed
@@ -69,6 +69,8 @@ class Simulation:
         self._record = record
         self._progress = progress
         self._procs: dict[SessionId, SimulatedProcess] = {}
+        self._begun = 0
+        """The number of sessions whose start is scheduled."""
         self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self._seq = 0
         self.unfinished = 0
@@ -88,6 +90,10 @@ class Simulation:
             steps += 1
             if self._progress is not None and steps % PROGRESS_EVERY == 0:
                 self._progress(self.measures.cells)
+        return self.result()
+
+    def result(self) -> Measures:
+        """Return the measures, once nothing more is to be simulated."""
         self.measures.given_ns = self.compute.given_ns
         self.measures.busy_ns = self.compute.busy_ns
         return self.measures
@@ -95,18 +101,40 @@ class Simulation:
     def begin(self) -> None:
         """Report the empty GPU, and schedule the start of each session."""
         self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
-        for index, session in enumerate(self._sessions):
-            if session.cells:
-                self.unfinished += 1
-                seed = f"{self._seed}/{session.id}"
-                proc = SimulatedProcess(session.id, index, session.cells, seed)
-                self._at(session.starts_ns, self._join, proc)
+        for session in self._sessions:
+            self._schedule(session)
+
+    def add(self, session: SessionTrace) -> None:
+        """Add a session that starts at ``starts_ns``, which is not in the past."""
+        self._sessions.append(session)
+        self.measures.users.append(session.user)
+        self._schedule(session)
+
+    def _schedule(self, session: SessionTrace) -> None:
+        index = self._begun
+        self._begun += 1
+        if session.cells:
+            self.unfinished += 1
+            proc = SimulatedProcess(session.id, index, session.cells, f"{self._seed}/{session.id}")
+            self._at(session.starts_ns, self._join, proc)
 
     # --- time -----------------------------------------------------------------------------------
 
     def _at(self, at_ns: int, what: Callable[..., None], *arguments: object) -> None:
         self._seq += 1
         heapq.heappush(self._heap, (at_ns, self._seq, what, arguments))
+
+    @property
+    def next_ns(self) -> int:
+        """When the next step is due; ``NEVER_NS``: nothing happens unless a session is added."""
+        wake_ns = self.scheduler.next_deadline_ns()
+        next_ns = min(self.compute.next_end_ns, NEVER_NS if wake_ns is None else wake_ns)
+        return min(next_ns, self._heap[0][0]) if self._heap else next_ns
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that live now."""
+        return len(self._procs)
 
     def step(self) -> None:
         """Perform the next step. Of several at the same time, scheduled calls come first, then work

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
 from kiwi_core.simulate.model import GB
 from kiwi_core.simulate.trace import Cell, Recorded, SessionTrace, Trace
-from kiwi_core.units import NS_PER_S
+from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kiwi_core.sched.replay import JournalHeader
     from kiwi_core.simulate.measure import Measures
+
+ROUND_NS: Final = NS_PER_MS
+ROUND_BYTES: Final = MIB
+"""Times and sizes are rounded to these units: finer ones could help to identify a recording."""
 
 Moves = dict[type, list[tuple[int, int]]]
 """Bytes and nanoseconds of each move, by the event that reported it."""
@@ -34,7 +38,9 @@ class Done:
 
     def cell(self, since_ns: int) -> Cell:
         think_ns = self.asked_ns - max(self.free_ns, since_ns)
-        return Cell(think_ns=think_ns, cpu_ns=0, gpu_ns=self.gpu_ns, peak_bytes=self.peak_bytes)
+        return Cell(
+            think_ns=rounded_ns(think_ns), cpu_ns=0, gpu_ns=self.gpu_ns, peak_bytes=self.peak_bytes
+        )
 
 
 @dataclass(eq=False)
@@ -63,7 +69,7 @@ class Life:
     @property
     def leaves_ns(self) -> int | None:
         """The time from the end of its last cell to the end of its process, if that ended."""
-        return None if self.left_ns is None else self.left_ns - self.cells[-1].ended_ns
+        return None if self.left_ns is None else rounded_ns(self.left_ns - self.cells[-1].ended_ns)
 
     def seen(self, resident_bytes: int) -> None:
         if not self.out and not self.moving:
@@ -77,7 +83,8 @@ class Life:
     def add_last_cell(self) -> None:
         """Add the last cell to ``cells``: the journal says nothing more about it."""
         if self.closed is not None:
-            self.cells.append(replace(self.closed, peak_bytes=self.held_bytes))
+            held_bytes = -(-self.held_bytes // ROUND_BYTES) * ROUND_BYTES
+            self.cells.append(replace(self.closed, peak_bytes=held_bytes))
             self.closed = None
 
 
@@ -95,7 +102,7 @@ def as_trace(
         SessionTrace(
             id=f"s{number}",
             user=f"s{number}",
-            starts_ns=max(0, life.joined_ns - since_ns),
+            starts_ns=rounded_ns(max(0, life.joined_ns - since_ns)),
             cells=tuple(cell.cell(since_ns) for cell in life.cells),
             leaves_ns=life.leaves_ns,
         )
@@ -142,6 +149,10 @@ def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
         covered_ns += max(0, to_ns - max(from_ns, until_ns))
         until_ns = max(until_ns, to_ns)
     return covered_ns
+
+
+def rounded_ns(duration_ns: float) -> int:
+    return round(duration_ns / ROUND_NS) * ROUND_NS
 
 
 def _gbps(moves: list[tuple[int, int]]) -> float | None:

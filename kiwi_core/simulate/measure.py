@@ -48,6 +48,8 @@ class Measures:
     wait_ns: array[int] = field(default_factory=lambda: array("q"))
     response_ns: array[int] = field(default_factory=lambda: array("q"))
     """These four have an entry for each cell, in the order in which the cells ended."""
+    place_wait_ns: array[int] = field(default_factory=lambda: array("q"))
+    """In a cluster: the wait of each session that found no free place when it came."""
     makespan_ns: int = 0
     """When the last cell ended; the sum over several GPUs."""
     wanted_ns: int = 0
@@ -94,6 +96,7 @@ class Measures:
         self.gpu_ns.extend(other.gpu_ns)
         self.wait_ns.extend(other.wait_ns)
         self.response_ns.extend(other.response_ns)
+        self.place_wait_ns.extend(other.place_wait_ns)
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.operations.update(other.operations)
@@ -152,6 +155,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Cells of less than 30 s of GPU."""
     all: ClassSummary
     classes: tuple[ClassSummary, ...]
+    place_wait_s: Quantiles
+    """In a cluster: the waits of sessions that found no free place when they came."""
     users: tuple[UserSummary, ...]
     out_of_memory: int
     killed: int
@@ -183,6 +188,7 @@ def summarise(measures: Measures) -> Summary:
             _class(measures, name, cells)
             for (name, _, _), cells in zip(CLASSES, in_class, strict=True)
         ),
+        place_wait_s=spread(map(ns_to_seconds, measures.place_wait_ns)),
         users=tuple(user for _, user in users[:USERS_MAX]),
         out_of_memory=measures.out_of_memory,
         killed=measures.killed,

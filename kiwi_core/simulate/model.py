@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from kiwi_core.config import DEFAULTS, Config
@@ -58,6 +59,37 @@ HANG_NS: Final = 60_000 * NS_PER_MS
 """Mean time by which a hanging call outlasts its deadline."""
 
 
+class Placing(Enum):
+    """The rule that chooses a node and a GPU for a session that starts."""
+
+    PACK = "pack"
+    """The first node and GPU that have a free place."""
+    SPREAD = "spread"
+    """The node, and there the GPU, with the fewest sessions."""
+    WAIT = "wait"
+    """The node of the shortest wait (of equals the fewest sessions), as the weights said when they
+    were last read; and there the GPU of the shortest wait now."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of the same kind, and how their engine places sessions on them."""
+
+    nodes: int
+    gpus: int
+    """GPUs of each node."""
+    places: int = 16
+    """The most sessions on one GPU; others wait until one ends."""
+    stay_hours: float = 4.0
+    """How long each session stays if it never waits."""
+    weight_delay_ns: int = 60_000 * NS_PER_MS
+    """Time between two readings of the nodes' waits (Slurm: ``HealthCheckInterval``)."""
+
+    @property
+    def gpus_in_all(self) -> int:
+        return self.nodes * self.gpus
+
+
 @dataclass(frozen=True)
 class Setup:
     """A policy and its settings, to be compared with others."""
@@ -65,4 +97,6 @@ class Setup:
     policy: str = DEFAULT
     tq_ns: int = DEFAULTS.tq_ns
     anti_thrash: AntiThrash = AntiThrash.ON
+    placing: Placing = Placing.WAIT
+    """Only of a cluster."""
     config: Config = DEFAULTS

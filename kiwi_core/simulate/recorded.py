@@ -1,8 +1,9 @@
 """Turns a daemon's journal into a trace: the same work, to run under another policy or setting.
 
 The trace omits the waits. Of each session it keeps the think times between cells, how long each
-cell computed, and the memory held. Sessions are numbered in order of appearance; times count from
-the first event. The real waits are returned apart from the trace, as the measures of a simulation.
+cell computed, and the memory held. It does not show who worked or when: sessions are numbered in
+order of appearance, times count from the first event, and neither the GPU nor the date is kept.
+The real waits are returned apart from the trace, as the measures of a simulation.
 
 GPU time is the time in which a session held the lease and was not stopped, divided by the slowdown
 by the sessions beside it (by the simulator's own rule). A cell that was interrupted while it waited
@@ -27,7 +28,7 @@ from kiwi_core.sched.actions import (
     Suspend,
 )
 from kiwi_core.sched.replay import JournalHeader, MovedBytes
-from kiwi_core.simulate.lives import Done, Life, as_trace, fill_measures, joined_ns
+from kiwi_core.simulate.lives import Done, Life, as_trace, fill_measures, joined_ns, rounded_ns
 from kiwi_core.simulate.measure import Measures
 from kiwi_core.units import seconds_to_ns
 
@@ -253,7 +254,7 @@ class _Reader:
                 asked_ns=life.asked_ns,
                 granted_ns=life.granted_ns,
                 ended_ns=self._now_ns,
-                gpu_ns=round(life.attained_ns),
+                gpu_ns=rounded_ns(life.attained_ns),
             )
             life.free_since_ns = self._now_ns
         life.asked_ns = None

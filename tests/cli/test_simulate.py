@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from kiwi_core.sched.replay import JournalEntry, JournalHeader, decode_line, enc
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.mixes import generate
 from kiwi_core.simulate.model import Setup, SimulatedMachine
+from kiwi_core.simulate.trace import from_lines
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_S
 
@@ -63,12 +65,12 @@ def test_the_same_again_from_the_same_seed(kiwi: Kiwi) -> None:
     assert first.out != kiwi(*options, "--seed", "4").out
 
 
-def test_the_json_has_everything(kiwi: Kiwi, tmp_path: Path) -> None:
-    data = tmp_path / "r.json"
+def test_files_hold_everything(kiwi: Kiwi, tmp_path: Path) -> None:
+    data, picture = tmp_path / "r.json", tmp_path / "w.svg"
     result = kiwi(
         "simulate", "--mix", "heavy", "--hours", "0.2", "--gpus", "2", "--jobs", "1",
         "--gbps", "8,12", "--memory", "40GiB", "--kill", "0.2", "--refuse", "0.1", "--hang", "0.1",
-        "--users", "--json", str(data),
+        "--users", "--json", str(data), "--svg", str(picture),
     )  # fmt: skip
     assert result.code == 0
     assert "2 GPUs, each" in result.out
@@ -77,7 +79,7 @@ def test_the_json_has_everything(kiwi: Kiwi, tmp_path: Path) -> None:
     assert "share while wanting" in result.out
     told = json.loads(data.read_text())
     assert told["work"] == {
-        "mix": "heavy", "hours": 0.2, "sessions": None, "seed": 0, "gpus": 2,
+        "mix": "heavy", "trace": None, "hours": 0.2, "sessions": None, "seed": 0, "gpus": 2,
     }  # fmt: skip
     assert told["machine"]["out_gbps"] == 8.0
     assert told["machine"]["total_bytes"] == 40 * GIB
@@ -86,6 +88,7 @@ def test_the_json_has_everything(kiwi: Kiwi, tmp_path: Path) -> None:
     assert only["killed"] > 0
     assert {"p50", "p95", "p99", "max"} <= set(only["short"]["wait_s"])
     assert only["classes"][0]["cells"] == "under 2 s"
+    assert ET.fromstring(picture.read_text()).tag.endswith("svg")
 
 
 def test_a_journal_is_simulated_on_its_own_machine_and_settings(kiwi: Kiwi, journal: Path) -> None:
@@ -147,6 +150,22 @@ def test_a_journal_since_some_time(kiwi: Kiwi, journal: Path) -> None:
     assert kiwi("simulate", "--mix", "small", "--since", "1h").code == 1
 
 
+def test_an_anonymised_journal_is_a_trace(kiwi: Kiwi, journal: Path, tmp_path: Path) -> None:
+    where = tmp_path / "trace.json"
+    assert kiwi("simulate", "--anonymise", str(journal), "-o", str(where)).code == 0
+    assert b"secret" not in where.read_bytes()
+    assert len(from_lines(where.read_bytes().splitlines()).sessions) == 7
+    by_trace = json.loads(kiwi("simulate", "--trace", str(where), "--json", "-").out)
+    by_journal = json.loads(kiwi("simulate", "--journal", str(journal), "--json", "-").out)
+    assert by_trace["results"] == by_journal["results"]
+
+
+def test_a_mix_can_be_written_as_a_trace(kiwi: Kiwi, tmp_path: Path) -> None:
+    where = tmp_path / "trace.json"
+    kiwi("simulate", "--mix", "small", "--hours", "0.3", "--seed", "5", "-o", str(where))
+    assert from_lines(where.read_bytes().splitlines()) == generate("small", hours=0.3, seed=5)
+
+
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
@@ -157,10 +176,13 @@ def test_a_journal_since_some_time(kiwi: Kiwi, journal: Path) -> None:
         (["--gpus", "0"], 2, "not a whole number from 1"),
         (["--memory", "1MiB"], 2, "less than 1 GiB"),
         (["--memory", "much"], 2, "is not a size"),
-        (["--mix", "small", "--journal", "x"], 2, "not allowed"),
+        (["--mix", "small", "--trace", "x"], 2, "not allowed"),
+        (["--trace", "/nowhere"], 1, "kiwi simulate --anonymise"),
         (["--journal", "/nowhere"], 1, "kiwi replay --help"),
-        (["--hours", "0.1", "--json", "/nowhere/x.json"], 1, "directory that exists"),
+        (["--hours", "0.1", "--svg", "/nowhere/x.svg"], 1, "directory that exists"),
         (["--mix", "6+2", "--sessions", "1"], 1, "at least 2"),
+        (["--nodes", "2", "--trace", "-"], 1, "--nodes needs a mix"),
+        (["--nodes", "2", "--place", "best"], 2, "invalid choice"),
         (["--mix", "6+1", "--hours", "1", "--host-memory", "1GiB"], 1, "more system RAM"),
     ],
 )  # fmt: skip
@@ -176,3 +198,21 @@ def test_progress_of_long_runs_is_told(kiwi: Kiwi) -> None:
     assert result.code == 0
     assert "simulated: 100%" in result.err
     assert result.err.count("\n") <= 11
+
+
+def test_a_cluster_compares_rules_of_placing(kiwi: Kiwi) -> None:
+    options = (
+        "simulate", "--mix", "small", "--hours", "0.2", "--nodes", "2", "--gpus", "2",
+        "--stay", "0.1", "--places", "3", "--place", "pack", "wait", "--jobs", "1",
+    )  # fmt: skip
+    result = kiwi(*options)
+    assert result.code == 0, result.err
+    assert "2 nodes × 2 GPUs, each" in result.out
+    assert "TQ 30 s, pack" in result.out
+    assert "sessions that waited for a place" in result.out
+    told = json.loads(kiwi(*options, "--json", "-").out)
+    assert told["cluster"] == {
+        "nodes": 2, "gpus": 2, "places": 3, "stay_hours": 0.1, "weight_delay_s": 60.0,
+    }  # fmt: skip
+    assert [one["place"] for one in told["results"]] == ["pack", "wait"]
+    assert told["results"][0]["cells"] == told["results"][1]["cells"]

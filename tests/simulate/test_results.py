@@ -1,15 +1,18 @@
-"""Tests of figures and of fleets of GPUs."""
+"""Tests of figures, fleets of GPUs, and the picture."""
 
 from __future__ import annotations
+
+import xml.etree.ElementTree as ET
 
 import pytest
 from simulated_work import cell, session, trace
 
 from kiwi_core.errors import CallerError
 from kiwi_core.simulate.fleet import Plan, Work, run
-from kiwi_core.simulate.measure import Measures, jain, spread, summarise
+from kiwi_core.simulate.measure import Measures, Summary, jain, spread, summarise
 from kiwi_core.simulate.mixes import MIXES, generate
 from kiwi_core.simulate.model import Setup
+from kiwi_core.simulate.picture import waits_svg
 from kiwi_core.units import GIB, NS_PER_S, seconds_to_ns
 
 
@@ -141,3 +144,35 @@ def test_a_mix_is_scaled_in_its_proportions() -> None:
     with pytest.raises(CallerError, match="no mix 'all'") as raised:
         generate("all")
     assert "notebooks" in raised.value.remedy
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(*columns: tuple[str, Summary]) -> ET.Element:
+    return ET.fromstring(waits_svg("Waits <of> some & others", columns))
+
+
+def test_the_picture_shows_every_class_of_every_column() -> None:
+    one = summarise(measured(("a", 1, 0.5, 3), ("a", 5, 50, 4), ("b", 29.9, 3, 40)))
+    other = summarise(measured(("a", 1, 0.0, 3), ("a", 5, 5000, 4), ("b", 29.9, 3, 40)))
+    root = drawn(("round-robin, TQ 30 s", one), ("<best>", other))
+    texts = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+    assert "Waits <of> some & others" in texts
+    assert {"under 2 s", "over 120 s", "<best>", "1 min", "10 h"} <= set(texts)
+    bars = [group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}rect") is not None]
+    assert len(bars) == 6  # three classes have cells, in two columns
+    heights = [float(bar.find(f"{SVG}line").get("y2")) for bar in bars]  # type: ignore[union-attr, arg-type]
+    assert heights[3] < heights[2]  # 5,000 s is higher up than 50 s
+    for text in root.iter(f"{SVG}text"):
+        assert 0 <= float(text.get("y", "-1")) <= float(root.get("height", "0"))
+    assert "prefers-color-scheme: dark" in root.find(f"{SVG}style").text  # type: ignore[union-attr, operator]
+    assert "median wait 50 s" in root.find(f"{SVG}desc").text  # type: ignore[union-attr, operator]
+
+
+def test_waits_of_months_still_fit_the_picture() -> None:
+    longest = summarise(measured(("a", 1, 9e6, 1e7)))
+    (bar,) = drawn(("x", longest)).iter(f"{SVG}g")
+    assert float(bar.find(f"{SVG}line").get("y2")) >= 60  # type: ignore[union-attr, arg-type]
