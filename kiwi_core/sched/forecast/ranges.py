@@ -87,13 +87,14 @@ def range_max_ns(low_ns: int) -> int:
 
 
 def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Estimate:
-    """Return the narrowest range that is right for almost all futures; if none of allowed width is,
-    the one that is right for most. A narrow range becomes one figure."""
+    """Return the narrowest range that is right for almost all futures (``SURE``). If every such
+    range is wider than ``range_max_ns`` allows, return the one that is right for most futures. A
+    narrow range becomes one figure."""
     futures = sorted(futures_ns)
     part = CAREFUL if careful else 1
     lows = [ns + tolerance_ns(ns) // part for ns in futures]
-    """For each future: a range is right if its low end is at most this and its high end is at least
-    the one in ``highs``."""
+    """A range is right for future i if its low end is at most ``lows[i]`` and its high end is at
+    least ``highs[i]``."""
     highs = [ns - tolerance_ns(ns) // part for ns in futures]
     sure = SURE_CAREFUL if careful else SURE
     enough = min(len(futures), int(sure * len(futures)) + 1)

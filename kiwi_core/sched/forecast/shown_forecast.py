@@ -11,9 +11,9 @@ all earlier waits of this kind.
 
 *Calibrated.* When a wait ends, the forecast records the factor by which it fell outside its
 simulated futures. New futures are multiplied by the factors of the last hundred waits of their
-kind. A wait in progress is not compared with earlier waits that had too long a forecast and were
-shorter than it is by now: the reason that made those short (a holder that was idle, or soon
-finished) has not occurred in it.
+kind. Some earlier waits were shorter than forecast, because the holder was idle or soon
+finished. Once a wait has lasted longer than such a wait, that has not happened in it, so the factor
+of the earlier wait is left out.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 KEPT_NS: Final = 250 * NS_PER_MS
 """How long a forecast is reused unless the history changes. So there are at most four a second:
-users do not read more. Each look that shows another place, holder or setting makes a new forecast
-besides: such a change makes figures fall at once, and later users would not see why."""
+users do not read more. A new place, holder or setting makes a new forecast at once: the figures may
+fall because of it, and users must see both together."""
 
 TAIL_KEPT_NS: Final = NS_PER_S
 """How long figures further down the queue are reused."""
@@ -105,7 +105,8 @@ class ForecastBasis(NamedTuple):
     holders: frozenset[SessionId] = frozenset()
 
     def looks_like(self, before: ForecastBasis) -> bool:
-        """Return whether nothing that explains a shorter figure to its user has changed."""
+        """Return whether place, settings and holders are the same, so that no user could tell why a
+        figure becomes shorter."""
         now = self.ahead, self.settings, self.holders
         return now == (before.ahead, before.settings, before.holders)
 

@@ -62,7 +62,7 @@ class Memory:
         self.read_ns = max(self.read_ns, began_ns)
 
     def was_left_at(self, left_ns: int) -> None:
-        """Record that its program left the GPU, with how much memory is unknown."""
+        """Record that its program left the GPU. How much memory it keeps there is unknown."""
         self.left_ns = left_ns
 
     # --- reports and outcomes -------------------------------------------------------------------

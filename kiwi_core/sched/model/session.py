@@ -68,9 +68,9 @@ class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
         return now_ns - self.granted_ns if holds else 0
 
     def may_not_come_yet(self, now_ns: int) -> bool:
-        """Return whether an attempt to bring it in or to release it was refused so recently that
-        none is made now. A refused page-out does not keep a suspended session from going on: it is
-        tried again and again while others wait, and meanwhile nobody would run.
+        """Return whether a page-in or resume was refused so recently that it is not tried again
+        yet. A refused page-out does not keep a suspended session from going on: it is tried again
+        and again while others wait, and meanwhile nobody would run.
         """
         if self.residency is RESIDENT or self.backoff_until_ns <= now_ns:
             return False

@@ -7,13 +7,14 @@ the GPU precede the others. The level is set when a session joins the queue. Qua
 and 3 TQ: a long burst pays for few swaps.
 
 *Making way.* A runner makes way for a waiter of a lower level once it has run for TQ/4, but never
-before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum, and
-goes on for as long as it would still be ahead of the waiter in the queue. If the waiter's memory is
-in the GPU, nothing has to move. The runner then makes way after TQ/10, also if both are on the
-first level.
+before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum. After
+that it goes on for as long as it would precede the waiter if it were queued now. If the waiter's
+memory is in the GPU, nothing has to move. The runner then makes way after TQ/10, also if both are
+on the first level.
 
-*Meanwhile.* The memory of a short cell is paged in beside the runner as soon as it is next. If no
-session runs and the page-in is long, a waiter in the GPU that leaves room for it runs meanwhile.
+*Meanwhile.* The memory of a short cell is paged in beside the runner as soon as it is next. While
+no session runs and a long page-in is under way, a waiter whose memory is in the GPU may run, if it
+leaves room for that page-in.
 
 *Ageing.* A waiter is old once it has waited for max(4 TQ, 3 × others × (TQ + swap)), where others
 are those that wait or hold. It goes first, and then keeps the GPU for at least 2/3 TQ. The limit
@@ -27,18 +28,17 @@ does not count: it was taken from no other session out of turn.)
 
 *Priority classes.* Weights divide attained time and multiply quanta. A class can promise a share:
 its session gets at least that part of the time since its burst was requested. The session goes
-first whenever a turn of 2/3 TQ would not bring it above the share. Several such sessions together
-get at most half of the time. In ageing, others count by weight.
+first whenever it would be at or below the share even after a turn of 2/3 TQ. Several such sessions
+together get at most half of the time. In ageing, others count by weight.
 
 The bound: with n others that wait or hold, a waiter is granted within
 
     max(4 TQ, 3 × n × (TQ + S)) + (n + 1) × (max(2/3 TQ, S) + S)
 
-
 where S is the longest swap (out and in). After the first term the waiter is old, and then only
-older waiters precede it. If the waiter's owner has k sessions that wait or hold, and there are o
-such owners, n is at least k × o - 1. The conditions are those of round robin's bound, and that all
-sessions are of the same class.
+older waiters precede it. Turns go round the owners: if the waiter's owner has k sessions that wait
+or hold, and there are o owners with such sessions, n counts as at least k × o - 1. The conditions
+are those of round robin's bound, and that all sessions are of the same class.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ class Interactive(Policy):
         return context.now_ns >= self._old_at_ns(context, waiter)
 
     def _owed_at_ns(self, context: PolicyContext, waiter: Session) -> int:
-        """Return from when on a protected turn does not bring ``waiter`` above its share."""
+        """Return the time from which ``waiter`` is at or below its share even after a protected
+        turn."""
         sharing = len(self._sharing) + sum(bool(r.share) for r in context.runners.values())
         share = min(waiter.share, SHARES_MAX / max(1, sharing))
         return waiter.asked_ns + round((waiter.attained_ns + self._protected_ns) / share)
@@ -233,7 +234,7 @@ class Interactive(Policy):
         if self._sharing:
             first += [w for w in self._sharing.values() if self._is_owed(context, w)]
         behind: set[str] = set()
-        """The owners whose first waiter is not old, so that the others are not either."""
+        """The owners whose first waiter is not old. Their other waiters are not old either."""
         for waiter in context.queue.values():
             if waiter.owner in behind:
                 continue
@@ -294,7 +295,7 @@ class Interactive(Policy):
             if owed_at_ns > now_ns:
                 to_come_ns.append(owed_at_ns)
         behind: set[str] = set()
-        """The owners whose first waiter is not old, so that the others are old later."""
+        """The owners whose first waiter is not old. Their other waiters become old later."""
         for waiter in context.queue.values():
             if waiter.owner in behind:
                 continue

@@ -4,10 +4,10 @@ The policy says in which order (``Policy.victims``). Three figures say how much 
 the session's own memory included:
 
 - ``wanted_bytes``: with a margin and the possible growth. Ordinary sessions are paged out for it.
-- ``minimum_bytes``: below it the session must not run. If all page-outs together free less, it
-  waits; if they free at least that, it runs with what there is.
-- ``forced_bytes``: without margin and possible growth. Residues (``is_residue``), whose page-out is
-  slow, are moved only for this much, or for ``minimum_bytes`` if that is more.
+- ``minimum_bytes``: with less the session must not run. It waits while even all page-outs together
+  free less; with at least this much it runs.
+- ``forced_bytes``: without margin and possible growth. The page-out of residues (``is_residue``) is
+  slow, so they are paged out only until this much is free (or ``minimum_bytes``, if that is more).
 """
 
 from __future__ import annotations

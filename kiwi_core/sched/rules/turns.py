@@ -180,8 +180,8 @@ def _comes_for_nobody(session: Session) -> bool:
 
 
 def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
-    """Stop the runners that have used up their quantum, unless some of the ``others`` in the way
-    are being stopped already, or come in."""
+    """Suspend the runners that have used up their quantum. ``others`` is the number of sessions in
+    the way: if it exceeds the runners, one of them is being suspended or comes in already."""
     if not st.protects or others > len(st.runners):
         waiter.unblock()
         return WAIT
