@@ -28,13 +28,14 @@ def test_after_a_crash_there_is_another(platform):
     assert platform.shared("n = 1").get("n") == 1
 
 
-def test_after_a_hang_there_is_another(platform):
-    worker = platform.shared("n = 1")
+def test_after_a_hang_there_is_another(platform, tmp_path):
+    worker, over = platform.shared("n = 1"), tmp_path / "over"
     with pytest.raises(AssertionError, match="did not answer"):
-        worker.do("time.sleep(2)", within_s=0.1)
+        worker.do(f"while not os.path.exists({str(over)!r}): time.sleep(0.01)", within_s=0.1)
     other = platform.shared("n = 1")
     assert other.pid != worker.pid
     assert other.get("n") == 1
+    over.touch()
 
 
 def test_a_program_on_the_emulated_driver_is_known_as_such(platform):

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import hosts
 import pytest
@@ -19,6 +20,10 @@ MIB = 1 << 20
 QUIET_S = 0.5
 """Time after which a call that has not answered counts as waiting."""
 
+CHECKPOINTING = 4
+"""Number of that state."""
+RECEIVES = {"45", "207"}
+"""Numbers of the system call recvfrom, on x86 and on ARM."""
 REAL = sorted(set(emulator.DRIVERS) - {"tame"})
 
 OLD = (
@@ -118,20 +123,35 @@ def test_while_a_checkpoint_is_under_way_a_wait_crashes_already(worst):
     controller, target = caller(worst), worst.worker()
     target.do(OLD)
     emulator.set_copy_bandwidth(worst.state, 1 << 10)
+    emulator.set_driver_version(worst.state, 13040)  # the books then tell that it has begun
     controller.do(f"checkpoint_of({target.pid}).lock()")
     controller.send(f"name_of(driver.cuCheckpointProcessCheckpoint, {target.pid}, None)")
-    assert not controller.answered(QUIET_S)
+    wait_until(lambda: worst.books(target).state == CHECKPOINTING, "it has begun")
     target.send(SYNCS["cuStreamSynchronize"])
     assert target.ended(30.0)
     assert controller.answer() == "CUDA_ERROR_OPERATING_SYSTEM"
 
 
+STUCK_UNTIL_A_CALL_WAITS = """
+stuck, comes = Stuck(), threading.Event()
+system_call = f"/proc/self/task/{threading.get_native_id()}/syscall"
+def end_once_a_call_waits():
+    comes.wait()
+    looks = 0
+    while looks < 4:  # in one, the thread may wait for its turn to run Python, at a futex, too
+        time.sleep(0.05)
+        looks = looks + 1 if open(system_call).read().split()[0] in ("202", "98") else 0
+    stuck.let_go()
+"""
+
+
 def test_a_wait_that_comes_during_the_lock_does_not_crash_afterwards(worst):
     controller, target = caller(worst), worst.worker()
-    target.do(OLD + "\nlaunch('spin_ns', 4_000_000_000)")  # the lock waits for its end
+    target.do(OLD + STUCK_UNTIL_A_CALL_WAITS)  # the lock waits for its end
     controller.send(f"suspend({target.pid})", "exec")
-    time.sleep(0.5)
-    target.send(SYNCS["cuStreamSynchronize"])
+    assert not controller.answered(QUIET_S)
+    target.do("threading.Thread(target=end_once_a_call_waits).start()")
+    target.send("comes.set() or " + SYNCS["cuStreamSynchronize"])
     assert target.answer() == "CUDA_SUCCESS"
     controller.answer()
     controller.do(f"resume({target.pid})")
@@ -157,13 +177,13 @@ def test_a_state_query_waits_for_an_operation_and_nvml_does_not(machine):
     target.do("p = alloc(16 * MIB)")
     controller.do(f"checkpoint_of({target.pid}).lock()")
     for move in ("Checkpoint", "Restore"):
-        emulator.set_copy_bandwidth(machine.state, 1 << 10)
+        machine.faults.set("hang", operation=move.lower())
         controller.send(f"name_of(driver.cuCheckpointProcess{move}, {target.pid}, None)")
-        assert not controller.answered(QUIET_S)
-        assert other.get("pynvml.nvmlDeviceGetMemoryInfo(h).used") > 0
+        wait_until(lambda: machine.faults.hanging() == 1, "it has begun")
+        assert other.get("pynvml.nvmlDeviceGetMemoryInfo(h).total") == 64 * MIB
         other.send(f"name_of(driver.cuCheckpointProcessGetState, {target.pid})")
         assert not other.answered(QUIET_S)
-        emulator.set_copy_bandwidth(machine.state, 0)
+        machine.faults.clear("hang")
         assert controller.answer() == "CUDA_SUCCESS"
         assert other.answer() == "CUDA_SUCCESS"
 
@@ -188,7 +208,8 @@ def test_calls_of_one_caller_are_serialised_under_the_worst(worst):
     )
     with stopped(target):
         controller.do(f"thread = beside({target.pid})")
-        time.sleep(QUIET_S)
+        asks = Path(f"/proc/{controller.pid}/task/{controller.get('thread.native_id')}/syscall")
+        wait_until(lambda: asks.read_text().split()[0] in RECEIVES, "it waits for an answer")
         controller.send(ask)
         assert not controller.answered(QUIET_S)
         assert other.get(ask) == "CUDA_SUCCESS"
@@ -266,12 +287,11 @@ def test_unmapping_does_not_wait_for_a_kernel_and_freeing_does(machine):
     target.do("launch('spin_ns', 1_000_000_000, stream=s); free(p)")
     assert target.get("name_of(driver.cuStreamQuery, s)") == "CUDA_SUCCESS"
     target.do(
-        "launch('spin_ns', 3_000_000_000, stream=s)\n"
-        "launch('fill_u32', at, size // 4, 1, stream=s)\n"
+        "stuck = Stuck(s); launch('fill_u32', at, size // 4, 1, stream=s)\n"
         "ck(driver.cuMemUnmap(at, size))"
     )
     assert target.get("name_of(driver.cuStreamQuery, s)") == "CUDA_ERROR_NOT_READY"
-    assert target.fails("ck(driver.cuStreamSynchronize(s))") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert target.fails("stuck.end()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 def test_memory_that_is_unmapped_under_a_running_kernel_costs_the_context_not_the_process(machine):
@@ -282,9 +302,10 @@ def test_memory_that_is_unmapped_under_a_running_kernel_costs_the_context_not_th
         "ck(driver.cuMemMap(at, size, 0, h, 0)); ck(driver.cuMemSetAccess(at, size, [desc], 1))\n"
         "s = ck(driver.cuStreamCreate(1))\n"
         "for i in range(400): launch('xorshift_u32', at, size // 4, i, stream=s)\n"
+        "stuck = Stuck(s); launch('xorshift_u32', at, size // 4, 0, stream=s)\n"
         "ck(driver.cuMemUnmap(at, size)); ck(driver.cuMemRelease(h))"
-    )
-    assert target.fails("ck(driver.cuStreamSynchronize(s))") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    )  # the kernels before ``stuck`` run now, or have ended; the one after it has not begun
+    assert target.fails("stuck.end()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     assert machine.device_bytes(target) == 0
 
 

@@ -231,6 +231,30 @@ class Loop:
         return self.rounds
 
 
+class Stuck:
+    """A host function in ``stream`` (by default one of its own), which keeps the GPU busy until
+    ``end``. A kernel that takes a time may have ended when a test looks."""
+
+    def __init__(self, stream: Any = None) -> None:
+        import ctypes
+
+        self._go = threading.Event()
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._wait)
+        self._stream = ck(driver.cuStreamCreate(1)) if stream is None else stream
+        address = ctypes.cast(self._function, ctypes.c_void_p).value
+        ck(driver.cuLaunchHostFunc(self._stream, driver.CUhostFn(address), 0))
+
+    def _wait(self, _data: object) -> None:
+        self._go.wait(60)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+    def end(self) -> None:
+        self.let_go()
+        ck(driver.cuStreamSynchronize(self._stream))
+
+
 def become_anew(*before: str) -> None:
     """Replace this program by a new run of itself (exec): the process is the same, and has not used
     CUDA yet. ``before``: arguments of the interpreter. The test gets its answer first."""

@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import random
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -177,21 +176,3 @@ def stress(seed: int, steps: int) -> int:
     check()
     assert books()["owned"] == 0, books()
     return swaps
-
-
-class Stuck:
-    """A host function that ends on request and keeps the GPU busy until then."""
-
-    def __init__(self) -> None:
-        self._go = threading.Event()
-        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: self._wait())
-        self._stream = ck(driver.cuStreamCreate(1))
-        address = ctypes.cast(self._function, ctypes.c_void_p).value
-        ck(driver.cuLaunchHostFunc(self._stream, driver.CUhostFn(address), 0))
-
-    def _wait(self) -> None:
-        self._go.wait(60)
-
-    def end(self) -> None:
-        self._go.set()
-        ck(driver.cuStreamSynchronize(self._stream))
