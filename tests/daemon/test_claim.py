@@ -8,12 +8,14 @@ import os
 import resource
 import signal
 import socket
+import threading
 import uuid
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from patience import PATIENCE_S
 
 from kiwi_core.daemon import __main__ as process
 from kiwi_core.daemon.base import claim as claims
@@ -38,11 +40,18 @@ def name(gpu: str) -> str:
     return GpuClaim(gpu, HERE)._name
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a daemon that starts wait for the answer of the other one, however busy the machine is:
+    it asks once."""
+    monkeypatch.setattr(claims, "ASK_WITHIN_S", PATIENCE_S)
+
+
 async def asked_by(second: GpuClaim) -> bool:
     return await asyncio.to_thread(second.try_take)
 
 
-def test_the_first_has_it_and_says_where_it_is(gpu: str) -> None:
+def test_the_first_has_it_and_says_where_it_is(gpu: str, patient: None) -> None:
     asyncio.run(_first_and_second(gpu))
 
 
@@ -69,7 +78,7 @@ async def _first_and_second(gpu: str) -> None:
 
 
 def test_a_daemon_that_starts_elsewhere_gives_up_and_says_why(
-    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient: None
 ) -> None:
     monkeypatch.setattr("kiwi_core.daemon.base.sockets.RUNS_AFTER_S", 0.2)
     asyncio.run(_elsewhere(gpu, tmp_path))
@@ -118,12 +127,50 @@ def test_a_name_where_nobody_answers_is_not_believed_for_ever(
     """For example, a stranger keeps the queue of connections full."""
     monkeypatch.setattr(claims, "SILENT_ASKS", 3)
     monkeypatch.setattr(claims, "ASK_WITHIN_S", 0.1)
+    with full_queue(gpu):
+        claim = GpuClaim(gpu, HERE)
+        assert [claim.try_take() for _ in range(3)] == [False, False, True]
+
+
+def test_a_wait_for_an_answer_that_is_interrupted_is_no_answer(
+    gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes an interrupted ``connect`` for a success. Then the name had an owner without a
+    user, and a second daemon took the GPU."""
+    monkeypatch.setattr(claims, "SILENT_ASKS", 3)
+    monkeypatch.setattr(claims, "ASK_WITHIN_S", PATIENCE_S)
+    with full_queue(gpu), interrupted():
+        claim = GpuClaim(gpu, HERE)
+        assert [claim.try_take() for _ in range(3)] == [False, False, True]
+
+
+@contextmanager
+def full_queue(gpu: str) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as queued:
         full.bind(name(gpu))
         full.listen(0)
         queued.connect(name(gpu))
-        claim = GpuClaim(gpu, HERE)
-        assert [claim.try_take() for _ in range(3)] == [False, False, True]
+        yield
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Interrupt the system calls of this thread again and again."""
+    over, thread = threading.Event(), threading.get_ident()
+
+    def interrupt() -> None:
+        while not over.wait(0.01):
+            signal.pthread_kill(thread, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    try:
+        yield
+    finally:
+        over.set()
+        interrupter.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_full_queue_is_not_taken_at_once(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,9 @@ class GpuClaim:
             # Wait for a place in a full queue: with ``settimeout``, ``connect`` would fail at once.
             try:
                 probe.connect(self._name)
+                # Fails if the wait was interrupted (this process was stopped or frozen meanwhile):
+                # Python takes such a ``connect`` for a success.
+                probe.getpeername()
             except OSError:  # its owner has just ended, or does not listen yet
                 self._silent += 1
                 return self._silent < SILENT_ASKS
