@@ -54,29 +54,14 @@ export interface IPending {
 export function usePending(): IPending {
   const [busy, setBusy] = React.useState(false);
   const [error, setError] = React.useState('');
-  const mounted = React.useRef(true);
-  React.useEffect(() => {
-    mounted.current = true;
-    return () => {
-      mounted.current = false;
-    };
-  }, []);
   const run = (action: () => Promise<void>) => {
     setBusy(true);
     setError('');
-    action().then(
-      () => {
-        if (mounted.current) {
-          setBusy(false);
-        }
-      },
-      (reason: unknown) => {
-        if (mounted.current) {
-          setBusy(false);
-          setError(reason instanceof Error ? reason.message : String(reason));
-        }
-      }
-    );
+    action()
+      .catch((reason: unknown) => {
+        setError(reason instanceof Error ? reason.message : String(reason));
+      })
+      .finally(() => setBusy(false));
   };
   return { busy, error, run };
 }
