@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_jupyter.kernel.analysis.check import Checker, Objection
+from kiwi_jupyter.kernel.analysis.check import MISSING, Checker, Objection, already_there
 from kiwi_jupyter.kernel.analysis.glance import Glance
 from kiwi_jupyter.kernel.analysis.holdings import CALLBACKS
 from kiwi_jupyter.kernel.analysis.libraries import Libraries
@@ -28,7 +28,6 @@ from kiwi_jupyter.kernel.analysis.names import (
     CellNames,
     Defined,
     Existing,
-    Imported,
     Meaning,
 )
 from kiwi_jupyter.kernel.analysis.plain import PlainChecker
@@ -211,7 +210,7 @@ class Analyzer:
         for needs in (step.now, step.later):
             for name, chain, attribute in needs.patches if needs is not None else ():
                 for meaning in names.meanings(name):
-                    if _is_of_library(_resolve(meaning, chain), self.libraries):
+                    if _is_of_library(already_there(meaning, chain), self.libraries):
                         self._patched.add(attribute)
 
 
@@ -351,22 +350,9 @@ def _existing(name: str, chain: Chain, names: CellNames) -> Existing | None:
     meanings = names.meanings(name)
     if len(meanings) != 1:
         return None
-    value = _resolve(meanings[0], chain)
-    return None if value is None or type(value) is ModuleType else Existing(value)
-
-
-def _resolve(meaning: Meaning, chain: tuple[str, ...]) -> object:
-    if isinstance(meaning, Existing):
-        value: object = meaning.value
-    elif isinstance(meaning, Imported):
-        value, chain = sys.modules.get(meaning.module), meaning.chain + chain
-    else:
-        return None
-    for attribute in chain:
-        if type(value) is not ModuleType:
-            return None
-        value = vars(value).get(attribute)
-    return value
+    value = already_there(meanings[0], chain)
+    unknown = value is None or value is MISSING or type(value) is ModuleType
+    return None if unknown else Existing(value)
 
 
 def _is_of_library(value: object, libraries: Libraries) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.names import Meaning, Names
     from kiwi_jupyter.kernel.analysis.needs import Chain, CodeNeeds, MagicCall
 
-_MISSING: Final = object()
+MISSING: Final = object()
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,8 @@ class Checker:
         trusted = self.libraries.is_trusted(name)
         if trusted and not self.libraries.allows(name, chain[0]):
             return Objection(line, f"{said}.{chain[0]}", "that can lead anywhere")
-        found = module.__dict__.get(chain[0], _MISSING)
-        if found is _MISSING:
+        found = module.__dict__.get(chain[0], MISSING)
+        if found is MISSING:
             if trusted:
                 return self._trusted_chain(name, chain, line)
             why = f"{name} has no such name, and may make it up"
@@ -295,13 +295,13 @@ def already_there(meaning: Meaning, chain: Chain) -> object:
     if isinstance(meaning, Existing):
         value: object = meaning.value
     elif isinstance(meaning, Imported):
-        value, chain = sys.modules.get(meaning.module, _MISSING), meaning.chain + chain
+        value, chain = sys.modules.get(meaning.module, MISSING), meaning.chain + chain
     else:
-        return _MISSING
+        return MISSING
     for attribute in chain:
         if type(value) is not ModuleType:
-            return _MISSING
-        value = vars(value).get(attribute, _MISSING)
+            return MISSING
+        value = vars(value).get(attribute, MISSING)
     return value
 
 

@@ -101,7 +101,7 @@ def why_not_array(array: Any, value: Callable[[object], str | None]) -> str | No
     while base is not None:
         if type(base) is not type(array):
             plain = type(base) in (bytes, bytearray, memoryview) or _is_plain_base(base)
-            return None if plain else f"its memory belongs to a {_name(type(base))}"
+            return None if plain else f"its memory belongs to a {name_of(type(base))}"
         base = base.base
     return None
 
@@ -164,7 +164,7 @@ def why_not_index(index: Any, value: Callable[[object], str | None]) -> str | No
         levels = (why_not_index(level, value) for level in index.levels)
         return next((why for why in levels if why is not None), value(tuple(index.names)))
     if kind not in (pandas["Index"], pandas["CategoricalIndex"], pandas["IntervalIndex"]):
-        return f"its index is a {_name(kind)}"
+        return f"its index is a {name_of(kind)}"
     return _why_not_column(index._values, value) or value(tuple(index.names))
 
 
@@ -173,11 +173,11 @@ def _why_not_column(array: Any, value: Callable[[object], str | None]) -> str | 
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return why_not_array(array, value)
     if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ not in _COLUMNS:
-        return f"a column is a {_name(kind)}"
+        return f"a column is a {name_of(kind)}"
     if kind.__name__ == "Categorical":
         return why_not_index(array.categories, value)
     return None
 
 
-def _name(kind: type) -> str:
+def name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -23,6 +23,17 @@ def needs_of(nodes: Iterable[ast.AST]) -> CodeNeeds:
     return reader.needs
 
 
+def chain_of(node: ast.expr) -> tuple[ast.expr, Chain]:
+    """Return the expression whose attributes ``node`` reads, and these attributes: of ``a.b.c`` the
+    name ``a`` and ``("b", "c")``.
+    """
+    chain: list[str] = []
+    while isinstance(node, ast.Attribute):
+        chain.append(node.attr)
+        node = node.value
+    return node, tuple(reversed(chain))
+
+
 def split_definition(node: ast.stmt) -> tuple[CodeNeeds, CodeNeeds] | None:
     """Return what defining a plain ``def`` or ``class`` at top level reaches, and what using it
     reaches.
@@ -108,28 +119,20 @@ class _Reader:
             self.patch(node.value, node.attr, scope)
             self.visit(node.value, scope)
             return
-        chain = [node.attr]
-        base: ast.expr = node.value
-        while isinstance(base, ast.Attribute):
-            chain.append(base.attr)
-            base = base.value
+        base, chain = chain_of(node)
         if isinstance(base, ast.Name):
-            self.load(base.id, tuple(reversed(chain)), node.lineno, scope)
+            self.load(base.id, chain, node.lineno, scope)
             return
         if not self._formats_constant(node):
-            for attribute in chain:
+            for attribute in reversed(chain):
                 self.needs.attributes.setdefault(attribute, node.lineno)
         self.visit(base, scope)
 
     def patch(self, target: ast.expr, attribute: str, scope: Scope) -> None:
         """Note ``target.attribute = …``, which matters if ``target`` is a library's class."""
-        chain: list[str] = []
-        while isinstance(target, ast.Attribute):
-            chain.append(target.attr)
-            target = target.value
-        if isinstance(target, ast.Name) and scope.is_global(target.id):
-            key = (target.id, tuple(reversed(chain)), attribute)
-            self.needs.patches.setdefault(key, target.lineno)
+        base, chain = chain_of(target)
+        if isinstance(base, ast.Name) and scope.is_global(base.id):
+            self.needs.patches.setdefault((base.id, chain, attribute), base.lineno)
 
     def _formats_constant(self, node: ast.Attribute) -> bool:
         """Return whether this is ``"…".format``: the constant shows which attributes it reads."""
@@ -239,13 +242,9 @@ class _Reader:
             self.mention(node, scope, self.needs.mentions)
 
     def mention(self, node: ast.expr, scope: Scope, into: dict[tuple[str, Chain], int]) -> None:
-        chain: list[str] = []
-        base = node
-        while isinstance(base, ast.Attribute):
-            chain.append(base.attr)
-            base = base.value
+        base, chain = chain_of(node)
         if isinstance(base, ast.Name) and scope.is_global(base.id):
-            into.setdefault((base.id, tuple(reversed(chain))), node.lineno)
+            into.setdefault((base.id, chain), node.lineno)
         else:
             self.visit(node, scope)
 

@@ -120,7 +120,7 @@ class Holdings:
                 why = "it leads to too many objects to look at"
             if why is not None:
                 seen.clear()  # the objects on this path are not known to be harmless
-                return f"it is a {_name(type(value))}, and it holds something: {why}"
+                return f"it is a {data.name_of(type(value))}, and it holds something: {why}"
             layer = []
             for item in behind:
                 if type(item) not in data.LEAVES and id(item) not in seen:
@@ -149,7 +149,7 @@ class Holdings:
         return gc.get_referents(*follow) + more, None
 
     def _how(self, kind: type) -> str:
-        if kind in _PASSIVE or data.is_plain(kind) or _name(kind) in _ENDS:
+        if kind in _PASSIVE or data.is_plain(kind) or data.name_of(kind) in _ENDS:
             return _END
         if kind in _CONTAINERS:
             return _FOLLOW
@@ -208,11 +208,11 @@ class Holdings:
         if kind in _REFUSED:
             return f"a running {kind.__name__}"
         if kind.__module__ == "sqlite3" or _is_opaque(kind):
-            return f"it is a {_name(kind)}, and nobody can see what that holds"
+            return f"it is a {data.name_of(kind)}, and nobody can see what that holds"
         if self._is_bare(kind):
             return None
         if item is self._root:  # the judge called this, so it cannot be called again
-            return f"it is a {_name(kind)}, which may hold anything"
+            return f"it is a {data.name_of(kind)}, which may hold anything"
         return self._value(item)
 
     def _is_bare(self, kind: type) -> bool:
@@ -277,7 +277,3 @@ def _is_stdlib(module: object) -> bool:
 
 def _is_of_module(function: Any) -> bool:
     return function.__self__ is None or type(function.__self__) is types.ModuleType
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

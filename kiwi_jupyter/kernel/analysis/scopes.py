@@ -42,7 +42,7 @@ class Scope:
         own = list(_own_nodes(node.body))
         declared, nonlocals = _declarations(own)
         names = (_parameters(node.args) | _bound(own)) - declared - nonlocals
-        aliases = {n: a for n, a in _imports(own).items() if n in names}
+        aliases = {n: a for n, a in imports_in(own).items() if n in names}
         return cls(names, parent, declared_global=declared, aliases=aliases)
 
     @classmethod
@@ -54,7 +54,7 @@ class Scope:
         own = list(_own_nodes(node.body))
         declared, _ = _declarations(own)
         names = _bound(own) - declared
-        aliases = {n: a for n, a in _imports(own).items() if n in names}
+        aliases = {n: a for n, a in imports_in(own).items() if n in names}
         return cls(names, parent, is_class=True, declared_global=declared, aliases=aliases)
 
     def _owner(self, name: str) -> Scope | None:
@@ -140,7 +140,10 @@ def _declarations(own: Iterable[ast.AST]) -> tuple[frozenset[str], frozenset[str
     return frozenset(global_), frozenset(nonlocal_)
 
 
-def _imports(own: Iterable[ast.AST]) -> dict[str, tuple[str, Chain]]:
+def imports_in(own: Iterable[ast.AST]) -> dict[str, tuple[str, Chain]]:
+    """Return the module, and the part of it, that imports bind to each name; relative imports are
+    left out.
+    """
     found: dict[str, tuple[str, Chain]] = {}
 
     def note(name: str, alias: tuple[str, Chain]) -> None:

@@ -12,8 +12,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kiwi_jupyter.kernel.analysis.from_ast import needs_of, split_definition
+from kiwi_jupyter.kernel.analysis.from_ast import chain_of, needs_of, split_definition
 from kiwi_jupyter.kernel.analysis.names import Imported
+from kiwi_jupyter.kernel.analysis.scopes import imports_in
 
 if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.names import Meaning
@@ -99,33 +100,15 @@ def read(statement: ast.stmt) -> CodeStep:
 
 
 def _imported(statement: ast.stmt) -> dict[str, Meaning]:
-    found: dict[str, Meaning] = {}
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                module = alias.name if alias.asname else top
-                _add(found, alias.asname or top, Imported(module))
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                _add(found, alias.asname or alias.name, Imported(node.module, (alias.name,)))
-    return found
-
-
-def _add(found: dict[str, Meaning], name: str, meaning: Meaning) -> None:
-    if found.setdefault(name, meaning) != meaning:
-        found[name] = Imported("")  # two imports under one name: either may be meant
+    found = imports_in(ast.walk(statement))
+    return {name: Imported(module, chain) for name, (module, chain) in found.items()}
 
 
 def _alias(node: ast.stmt) -> tuple[str, str, Chain] | None:
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
         return None
     target = node.targets[0]
-    chain: list[str] = []
-    value = node.value
-    while isinstance(value, ast.Attribute):
-        chain.append(value.attr)
-        value = value.value
+    value, chain = chain_of(node.value)
     if not isinstance(target, ast.Name) or not isinstance(value, ast.Name):
         return None
-    return target.id, value.id, tuple(reversed(chain))
+    return target.id, value.id, chain
