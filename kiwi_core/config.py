@@ -208,6 +208,11 @@ class Config:
 DEFAULTS = Config()
 
 
+def is_disabled(env: Mapping[str, str]) -> bool:
+    """Return whether ``KIWI_DISABLE`` switches Kiwi off in programs that have this environment."""
+    return env.get(ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
+
+
 def gpu_possible() -> bool:
     """Return whether a daemon that is started here could find a GPU, real or emulated."""
     return ENV_DAEMON_ARGS in os.environ or any(map(os.path.exists, GPU_DEVICES))

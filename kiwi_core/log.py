@@ -55,7 +55,7 @@ def dropped() -> int:
     return _throttle.dropped
 
 
-def configure(*, as_json: bool, level: int = logging.INFO) -> None:
+def configure(*, as_json: bool) -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if as_json
@@ -73,7 +73,7 @@ def configure(*, as_json: bool, level: int = logging.INFO) -> None:
             else structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

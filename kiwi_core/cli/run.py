@@ -78,9 +78,6 @@ NO_GATE: Final = (
     "others wait for its end."
 )
 
-ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""The library's variable: "0" means that it is the gate only, and leaves memory to the driver."""
-
 LOOK_EVERY_S: Final = 0.25
 STATUS_WITHIN_S: Final = 2.0
 
@@ -167,10 +164,10 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
     if library is not None:
         env.update(preload.environment(library, env))
         if owns:
-            env.pop(ENV_OWN, None)
+            env.pop(preload.ENV_OWN, None)
             watch = LinkWatch(client)
         else:
-            env[ENV_OWN] = "0"
+            env[preload.ENV_OWN] = "0"
     try:
         return child.run(path, command, env)
     except OSError as error:

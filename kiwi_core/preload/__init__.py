@@ -26,12 +26,13 @@ from kiwi_core.preload._gate import (
     guarded,
     load_gate,
 )
-from kiwi_core.preload._paths import NAME, environment
+from kiwi_core.preload._paths import ENV_OWN, NAME, environment
 
 if TYPE_CHECKING:
     from kiwi_core.preload._build import library
 
 __all__ = [
+    "ENV_OWN",
     "NAME",
     "GateLibrary",
     "GateState",

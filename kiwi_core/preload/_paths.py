@@ -20,6 +20,8 @@ load the driver by that name."""
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
 ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
+ENV_OWN = "KIWI_PRELOAD_OWN"
+"""Variable of the library: "0" means that it is the gate only, and leaves memory to the driver."""
 SHIPPED = HERE / "lib"
 """Directory of a wheel's libraries, with a subdirectory for each machine."""
 

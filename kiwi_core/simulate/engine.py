@@ -30,18 +30,14 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
     from kiwi_core.units import SessionId
 
-PROGRESS_EVERY: Final = 4096
-"""Steps between two calls of ``progress``."""
-
 TOUCH_NS: Final = NS_PER_S
 """A cell that changes the session's memory does so after this much work (or after half of its work,
 if that is less)."""
 
 
 class Simulation:
-    """The simulation of one GPU. ``record`` gets every call of the scheduler (a journal),
-    ``progress`` now and then the number of cells done; with ``checks`` the scheduler recomputes its
-    derived values after each event."""
+    """The simulation of one GPU. ``record`` gets every call of the scheduler (a journal); with
+    ``checks`` the scheduler recomputes its derived values after each event."""
 
     def __init__(
         self,
@@ -53,7 +49,6 @@ class Simulation:
         faults: FaultRates = NO_FAULTS,
         checks: bool = False,
         record: Callable[[int, ev.Event, list[Action]], None] | None = None,
-        progress: Callable[[int], None] | None = None,
     ) -> None:
         self.scheduler: Final = scheduler_for(machine, setup, checks)
         self.measures: Final = Measures([session.user for session in trace.sessions])
@@ -67,7 +62,6 @@ class Simulation:
         self._kill = faults.kill
         self._driver = SimulatedDriver(machine, faults, setup.config.lock_timeout_ns)
         self._record = record
-        self._progress = progress
         self._procs: dict[SessionId, SimulatedProcess] = {}
         self._begun = 0
         """The number of sessions whose start is scheduled."""
@@ -84,12 +78,8 @@ class Simulation:
         """Run until the last cell has ended. Raise ``CallerError("stalled")`` if no session can
         ever go on (too little system RAM for the memory to be paged out)."""
         self.begin()
-        steps = 0
         while self.unfinished:
             self.step()
-            steps += 1
-            if self._progress is not None and steps % PROGRESS_EVERY == 0:
-                self._progress(self.measures.cells)
         return self.result()
 
     def result(self) -> Measures:

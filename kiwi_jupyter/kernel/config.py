@@ -7,12 +7,7 @@ import os
 from traitlets import Bool, Float, List, Unicode
 from traitlets.config import Configurable
 
-from kiwi_core.config import ENV_DISABLE, ENV_GPU
-
-
-def disabled_by_environment() -> bool:
-    """Return whether ``KIWI_DISABLE`` keeps Kiwi out of this kernel."""
-    return os.environ.get(ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
+from kiwi_core.config import ENV_GPU
 
 
 class Kiwi(Configurable):

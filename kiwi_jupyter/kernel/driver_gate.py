@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""Variable of the library: "0" makes the library a gate only, which leaves memory to the driver."""
-
 SONAME: Final = "libcuda.so.1"
 LINKER_CACHE: Final = "/etc/ld.so.cache"
 DEFAULT_PLACES: Final = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
@@ -96,7 +93,7 @@ class DriverGate:
         if library is None:
             return False
         os.environ.update(preload.environment(library, os.environ))  # for what this starts
-        os.environ.setdefault(ENV_OWN, "0")
+        os.environ.setdefault(preload.ENV_OWN, "0")
         gate = preload.load_gate(real)
         loaded = gate.state is preload.GateState.LOADED
         remedy = REMEDIES.get(gate.state, "")

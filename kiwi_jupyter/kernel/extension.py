@@ -9,11 +9,12 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import cell_magic
 
+from kiwi_core.config import is_disabled
 from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
 from kiwi_jupyter.kernel.burst import Burst
 from kiwi_jupyter.kernel.cell_hook import CellHook
-from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
+from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.decision import Decider
 from kiwi_jupyter.kernel.driver_gate import DriverGate
 from kiwi_jupyter.kernel.gcguard import GcGuard
@@ -36,7 +37,7 @@ class Extension:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.config = Kiwi(parent=shell)
-        if disabled_by_environment():
+        if is_disabled(os.environ):
             self.config.enabled = False
         self.driver_gate = DriverGate()
         if self.config.enabled:

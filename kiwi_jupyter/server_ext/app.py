@@ -11,7 +11,6 @@ from traitlets import Bool, Enum, Float, List, Unicode, Union
 from kiwi_core import config
 from kiwi_jupyter.server_ext import metrics, preloading
 from kiwi_jupyter.server_ext.documents import Documents
-from kiwi_jupyter.server_ext.placer import is_disabled
 from kiwi_jupyter.server_ext.provisioner import install
 from kiwi_jupyter.server_ext.routes import ROUTES
 from kiwi_jupyter.server_ext.scrapes import Scrapes
@@ -107,7 +106,7 @@ class KiwiServerApp(ExtensionApp):
             may_set=self.may_change_settings not in (False, []),
             interval_s=self.stream_interval_s,
             history_s=self.history_s,
-            disabled=is_disabled(os.environ),
+            disabled=config.is_disabled(os.environ),
         )
         self.scrapes = Scrapes(self.service)
         metrics.register(self.scrapes.readings)

@@ -72,9 +72,4 @@ class Placer:
 
 def is_chosen(env: Mapping[str, str]) -> bool:
     """Return whether the user has chosen: a GPU, none (an empty list), or not to use Kiwi."""
-    return is_disabled(env) or VISIBLE in env or bool(env.get(config.ENV_GPU))
-
-
-def is_disabled(env: Mapping[str, str]) -> bool:
-    """Return whether Kiwi is switched off in kernels that have this environment."""
-    return env.get(config.ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
+    return config.is_disabled(env) or VISIBLE in env or bool(env.get(config.ENV_GPU))

@@ -14,9 +14,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preload
-from kiwi_core.config import ENV_PAGER, INPROCESS
+from kiwi_core.config import ENV_PAGER, INPROCESS, is_disabled
 from kiwi_core.preload import ready
-from kiwi_jupyter.server_ext.placer import is_disabled
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -25,9 +24,6 @@ log = logging.getLogger("kiwi.preload")
 
 COMPILE_WITHIN_S: Final = 60.0
 """A kernel does not wait longer than this for a library that is compiled for the first time."""
-
-ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""Variable of the library: "0" makes the library a gate only, which leaves memory to the driver."""
 
 _said: set[str] = set()
 _compiling: threading.Thread | None = None
@@ -50,7 +46,7 @@ def add_gate(env: MutableMapping[str, str]) -> bool:
         compile_ahead()
         return False
     env.update(preload.environment(library, env))
-    env[ENV_OWN] = "0"
+    env[preload.ENV_OWN] = "0"
     return True
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli.checks.finding import Finding, fail, ok, probe, warn
-from kiwi_core.config import ENV_DISABLE
+from kiwi_core.config import ENV_DISABLE, is_disabled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def check(prefix: Path | None = None) -> Iterator[Finding]:
         return
     yield configuration(prefix / "etc" / "ipython" / CONFIG_NAME)
     yield loaded(effective_extensions())
-    if os.environ.get(ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no"):
+    if is_disabled(os.environ):
         yield warn(
             "notebook",
             f"{ENV_DISABLE} is set: notebooks started from here do not use Kiwi.",
