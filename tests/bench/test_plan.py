@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from untimed import UNTIMED
 
 from kiwi_core.bench import plan
 from kiwi_core.bench.plan import FreeMemory, TimeLimits
@@ -23,6 +24,7 @@ def rooms(draw: st.DrawFn) -> FreeMemory:
     return FreeMemory(total, free, draw(st.integers(plan.RAM_FREE_MIN_BYTES, 2000 * GIB)))
 
 
+@UNTIMED
 @given(rooms(), SPEEDS)
 def test_copies_stay_within_the_shares(room: FreeMemory, speed: float) -> None:
     size = plan.copy_bytes(room, speed, PATIENCE)
@@ -32,6 +34,7 @@ def test_copies_stay_within_the_shares(room: FreeMemory, speed: float) -> None:
     assert size <= max(2 * MIB, speed * PATIENCE.copy_s)
 
 
+@UNTIMED
 @given(rooms(), SPEEDS)
 def test_paging_stays_within_shares_and_time(room: FreeMemory, speed: float) -> None:
     first = plan.first_paged_bytes(room)
@@ -42,6 +45,7 @@ def test_paging_stays_within_shares_and_time(room: FreeMemory, speed: float) -> 
     assert size <= max(first, speed * PATIENCE.paging_s / 4)
 
 
+@UNTIMED
 @given(rooms(), SPEEDS, st.integers(0, 600 * MIB))
 def test_two_programs_of_a_switch_never_fit_together_and_one_does(
     room: FreeMemory, speed: float, context: int

@@ -86,7 +86,8 @@ def test_the_page_says_so_if_the_waits_are_not_known() -> None:
     asyncio.run(page.before_spawn(spawner()))  # without a choice, nothing is queried
 
 
-def test_many_readers_ask_once() -> None:
+def test_many_readers_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kiwi_jupyter.hub.page.FRESH_FOR_S", 600.0)  # the machine may be busy
     asked = []
 
     def waits() -> list[hub.Place]:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from stream_reader import applied
+from untimed import UNTIMED
 
 from kiwi_core.errors import PeerError
 from kiwi_core.states import AntiThrash, HistoryKind, SessionState
@@ -178,7 +179,7 @@ def messages_of(reader: state_feed.Subscription) -> list[dict[str, Any]]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(UNTIMED, max_examples=150)
 @given(st.lists(steps, max_size=12), st.lists(st.sampled_from([0.0, 0.2, 3.0])), st.booleans())
 def test_a_snapshot_and_its_deltas_are_the_state(
     story: list[Any], pauses: list[float], may_set: bool
@@ -200,7 +201,7 @@ def test_a_snapshot_and_its_deltas_are_the_state(
         msgspec.convert(state, State)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(UNTIMED, max_examples=80)
 @given(st.lists(steps, min_size=1, max_size=10), st.data())
 def test_a_reader_that_comes_back_lacks_nothing(story: list[Any], data: st.DataObject) -> None:
     world = World()
@@ -217,7 +218,7 @@ def test_a_reader_that_comes_back_lacks_nothing(story: list[Any], data: st.DataO
     assert timeless(state) == timeless(world.state())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(UNTIMED, max_examples=80)
 @given(statuses(), st.sampled_from(PATHS))
 def test_time_alone_is_no_news(status: w.GpuStatus, paths: dict[str, str]) -> None:
     """Send the same content a minute later, with everything that a minute changes."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 from simulated_work import cell, session, trace
+from untimed import UNTIMED
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError
@@ -255,7 +256,7 @@ works = st.lists(st.lists(cells, min_size=1, max_size=6), min_size=1, max_size=5
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(UNTIMED, max_examples=60)
 @given(
     works,
     st.sampled_from(list(AntiThrash)),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_work import cell, session, trace
+from untimed import UNTIMED
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError
@@ -75,6 +76,7 @@ _traces = st.lists(
 )
 
 
+@UNTIMED
 @given(_traces)
 def test_a_trace_is_read_as_it_was_written(work: Trace) -> None:
     assert from_lines(to_lines(work)) == work
