@@ -36,6 +36,14 @@ _NOT_INHERITED = (
 )  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
+SET_GRACE = """%%kiwi cpu
+import kiwi_jupyter.kernel as _kiwi
+_kiwi._loaded.config.daemon_grace_s = {seconds}
+if _kiwi._loaded.session._client is not None:
+    _kiwi._loaded.session._client._channel.grace_s = {seconds}
+del _kiwi
+"""
+
 EXTENSION = "--ext=kiwi_jupyter.kernel"
 """Option for a user who has Kiwi only on ``PYTHONPATH`` (docs/notebooks.md)."""
 
@@ -284,6 +292,12 @@ class Kernel:
             cell.reply = message
             if message["content"]["status"] == "aborted":
                 cell.idle = True
+
+    def set_daemon_grace(self, seconds: float) -> None:
+        """Change the setting ``daemon_grace_s``, for the present connection, too. A test that needs
+        a short one sets it when the daemon is to be away: a busy machine may keep one that is there
+        from answering for as long."""
+        self.check(SET_GRACE.format(seconds=seconds))
 
     def ask(self, kind: str, content: Message, *, control: bool = False) -> Message:
         """Send another request (``complete_request``, ``inspect_request`` …) and return the
