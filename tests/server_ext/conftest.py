@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from daemon import Daemon, running_daemon
+from daemon import PATIENCE_S, Daemon, running_daemon
 from pytest_jupyter.jupyter_server import *  # noqa: F403
 from session_program import SessionProgram
 from stream_reader import Reader
 from traitlets.config import Config
+
+from kiwi_jupyter.server_ext.daemon_connections import DaemonConnections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,8 +87,10 @@ def jp_server_config(
 
 
 @pytest.fixture
-def kiwi(jp_serverapp: Any) -> Any:
-    """Return the extension that the server loaded."""
+def kiwi(jp_serverapp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the extension that the server loaded. It waits longer for the daemons' first status: a
+    busy machine may keep one from answering for seconds."""
+    monkeypatch.setattr(DaemonConnections.settled, "__defaults__", (PATIENCE_S,))
     (app,) = jp_serverapp.extension_manager.extension_apps["kiwi_jupyter"]
     return app
 

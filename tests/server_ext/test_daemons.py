@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from daemon import PATIENCE_S, Daemon
+from daemon import PATIENCE_S, Daemon, wait_until
 
 from kiwi_core import config
 from kiwi_jupyter.server_ext import daemon_connections, daemon_follower
@@ -215,7 +215,13 @@ def nothing() -> Iterator[Path]:
         with suppress(psutil.NoSuchProcess):  # a child ends with its supervisor
             process.kill()
             process.wait(PATIENCE_S)
-    shutil.rmtree(directory)
+    # Their movers end by themselves, and remove their own files meanwhile.
+    wait_until(lambda: _removed(directory), "its end")
+
+
+def _removed(directory: Path) -> bool:
+    shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
 
 
 def daemons_for(directory: Path) -> list[psutil.Process]:
