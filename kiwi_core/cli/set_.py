@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.cli import exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, find_sockets, observer, warn
@@ -15,6 +14,7 @@ from kiwi_core.states import PRIORITIES, AntiThrash, Priority
 from kiwi_core.units import format_duration_s, ns_to_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 DESCRIPTION = (
@@ -44,16 +44,6 @@ that the daemon was given with --admin-group.
 """
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One ``name=value``; exactly one of the fields is set."""
-
-    tq_s: float | None = None
-    anti_thrash: AntiThrash | None = None
-    policy: str | None = None
-    priority: Priority | None = None
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "settings", nargs="+", type=parse_setting, metavar="NAME=VALUE", help="see below"
@@ -66,22 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose priority; its id is in kiwi status --json",
     )
     add_socket_dir(parser)
-
-
-def parse_setting(text: str) -> Setting:
-    """Parse a setting for argparse. The error says what is valid."""
-    name, equals, value = text.partition("=")
-    if equals and name == "tq":
-        return Setting(tq_s=parse_tq_s(value))
-    if equals and name in ("anti-thrash", "anti_thrash"):
-        return Setting(anti_thrash=parse_anti_thrash(value))
-    if equals and name == "policy":
-        return Setting(policy=parse_policy(value))
-    if equals and name == "priority":
-        return Setting(priority=parse_priority(value))
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not a setting; write for example tq=10 or anti-thrash=off"
-    )
 
 
 def parse_tq_s(text: str) -> float:
@@ -122,9 +96,32 @@ def parse_priority(text: str) -> Priority:
         ) from None
 
 
+SETTINGS: Final[dict[str, Callable[[str], object]]] = {
+    "tq": parse_tq_s,
+    "anti-thrash": parse_anti_thrash,
+    "policy": parse_policy,
+    "priority": parse_priority,
+}
+
+
+def parse_setting(text: str) -> dict[str, object]:
+    """Parse a setting for argparse, into an argument of ``Client.set``. The error says what is
+    valid."""
+    said, equals, value = text.partition("=")
+    name = said.replace("_", "-")
+    if not equals or name not in SETTINGS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a setting; write for example tq=10 or anti-thrash=off"
+        )
+    field = "tq_s" if name == "tq" else name.replace("-", "_")
+    return {field: SETTINGS[name](value)}
+
+
 def run(args: argparse.Namespace) -> int:
-    wanted = _all_of(args.settings)
-    if (wanted.priority is None) != (not args.session):
+    wanted: dict[str, Any] = {}
+    for setting in args.settings:
+        wanted |= setting  # the last one of each name counts
+    if ("priority" in wanted) != bool(args.session):
         raise CallerError(
             "bad-setting",
             "A priority is a session's: --session and priority=… go together.",
@@ -145,15 +142,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _all_of(settings: list[Setting]) -> Setting:
-    """Merge the settings; the last one of each name counts."""
-    said: dict[str, object] = {}
-    for one in settings:
-        said |= {name: value for name, value in vars(one).items() if value is not None}
-    return Setting(**said)  # type: ignore[arg-type]
-
-
-def _apply(socket: Path, wanted: Setting, session: str) -> str:
+def _apply(socket: Path, wanted: dict[str, Any], session: str) -> str:
     """Set, and return the daemon's settings after that as text. If the daemon does not have
     ``session``, set nothing and return ""."""
     client = observer(socket)
@@ -161,13 +150,7 @@ def _apply(socket: Path, wanted: Setting, session: str) -> str:
         client.connect()
         if session and all(one.id != session for one in client.status().sessions):
             return ""
-        client.set(
-            wanted.tq_s,
-            wanted.anti_thrash,
-            wanted.policy,
-            session=session,
-            priority=wanted.priority,
-        )
+        client.set(**wanted, session=session)
         gpu = client.status()
     finally:
         client.close()

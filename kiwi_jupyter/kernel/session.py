@@ -77,7 +77,7 @@ class KernelSession:
         self._connector: threading.Thread | None = None
         self.wait = ""
         """The reason why ``client`` waits, in words; "" while it does not."""
-        self.joined: Callable[[Client], None] = _joined_by_nobody
+        self.joined: Callable[[Client], None] = _nothing
         """Called in another thread when a daemon came that no cell had waited for."""
         self.mid_burst: Callable[[], bool] = bool
         """Return whether a cell that was granted the GPU is running."""
@@ -134,7 +134,7 @@ class KernelSession:
             return client
         with self._lock:
             if self._client is None and not self._refused and self._pid == os.getpid():
-                self._try(show or _nowhere)
+                self._try(show or _nothing)
             return self._client
 
     def connect_soon(self) -> None:
@@ -266,7 +266,7 @@ class KernelSession:
             client="kernel",
             ungated=lambda: self._driver_gate.why,
             on_notice=self._noticed,
-            on_unforeseen=self._unforeseen,
+            on_unforeseen=lambda: self.unforeseen(),
             on_state=lambda connected: None if connected else self._daemon_away(path),
             daemon_grace_s=self._config.daemon_grace_s,
         )
@@ -385,12 +385,6 @@ class KernelSession:
             if self.mid_burst() or notice.notice in SHOWN_AT_ONCE:
                 self.show_notices()
 
-    def _unforeseen(self) -> None:
-        """Handle a call that waits at the gate although no cell has requested the GPU. Called in
-        the reading thread.
-        """
-        self.unforeseen()
-
     def show_notices(self) -> None:
         """Print the notices into the output of this thread's cell, or of the last cell."""
         with suppress(IndexError):  # two threads may do this at once
@@ -425,15 +419,7 @@ def _signs(directory: Path) -> Signs:
     return signs_of_a_daemon(directory)
 
 
-def _nowhere(_text: str) -> None:
-    pass
-
-
-def _nothing() -> None:
-    pass
-
-
-def _joined_by_nobody(_client: Client) -> None:
+def _nothing(*_: object) -> None:
     pass
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -11,6 +11,9 @@ from kiwi_core import __version__
 from kiwi_core.config import DEFAULTS
 from kiwi_core.units import ns_to_seconds
 from kiwi_jupyter.server_ext import model as m
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _REF: Final = "#/components/schemas/{name}"
 _ABOUT: Final = (
@@ -31,6 +34,10 @@ _ERRORS: Final = {
     502: "The daemon refused or failed; the words are its own.",
     503: "No daemon answers at the moment.",
 }
+
+
+_OF_A_DAEMON: Final = (400, 404, 502, 503)
+"""The errors of a route that asks one daemon."""
 
 
 def description(base_url: str, policies: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -120,7 +127,6 @@ def _paths() -> dict[str, Any]:
                 "set",
                 "Change a GPU's settings; answers what is in force.",
                 "SettingsInForce",
-                [400, 404, 502, 503],
                 requestBody=_body("Settings"),
             ),
         },
@@ -130,7 +136,6 @@ def _paths() -> dict[str, Any]:
                 "setSession",
                 "Change the priority class of a session; answers what is in force.",
                 "SessionSettings",
-                [400, 404, 502, 503],
                 requestBody=_body("SessionSettings"),
             ),
         },
@@ -149,14 +154,11 @@ def _paths() -> dict[str, Any]:
                 "bringBack",
                 "A hint that the session is about to be used. Never a lease.",
                 "BroughtBack",
-                [400, 404, 502, 503],
             ),
         },
         f"{one}/story": {
             "parameters": [gpu, session],
-            "get": _route(
-                "story", "What happened to a session lately.", "Story", [400, 404, 502, 503]
-            ),
+            "get": _route("story", "What happened to a session lately.", "Story"),
         },
         "/kiwi/api/usage": {
             "get": _route(
@@ -168,7 +170,11 @@ def _paths() -> dict[str, Any]:
 
 
 def _route(
-    name: str, summary: str, schema: str | None, errors: list[int], **more: Any
+    name: str,
+    summary: str,
+    schema: str | None,
+    errors: Sequence[int] = _OF_A_DAEMON,
+    **more: Any,
 ) -> dict[str, Any]:
     empty = {"application/json": {"schema": {"type": "object"}}}
     said = {"description": summary, "content": _json(schema) if schema else empty}

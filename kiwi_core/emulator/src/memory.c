@@ -64,15 +64,18 @@ void ke_phys_unref(struct ke_phys *p) {
 
 /* ---- addresses --------------------------------------------------------------------------------- */
 
-static size_t range_after(CUdeviceptr addr) { /* returns the index of the first range that starts after addr */
-    size_t low = 0, high = range_count;
+/* Returns the index of the first item that starts after addr. Items begin with their address, and are in order. */
+static size_t after(CUdeviceptr addr, const void *items, size_t count, size_t size) {
+    size_t low = 0, high = count;
     while (low < high) {
         size_t mid = (low + high) / 2;
-        if (ranges[mid].addr <= addr) low = mid + 1;
+        if (*(const CUdeviceptr *)((const char *)items + mid * size) <= addr) low = mid + 1;
         else high = mid;
     }
     return low;
 }
+
+static size_t range_after(CUdeviceptr addr) { return after(addr, ranges, range_count, sizeof *ranges); }
 
 struct ke_range *ke_range_at(CUdeviceptr addr) {
     size_t i = range_after(addr);
@@ -118,15 +121,7 @@ void ke_range_drop(struct ke_range *r) {
 
 /* ---- mappings ---------------------------------------------------------------------------------- */
 
-static size_t map_after(CUdeviceptr addr) {
-    size_t low = 0, high = map_count;
-    while (low < high) {
-        size_t mid = (low + high) / 2;
-        if (maps[mid].addr <= addr) low = mid + 1;
-        else high = mid;
-    }
-    return low;
-}
+static size_t map_after(CUdeviceptr addr) { return after(addr, maps, map_count, sizeof *maps); }
 
 struct ke_map *ke_map_at(CUdeviceptr addr) {
     size_t i = map_after(addr);
