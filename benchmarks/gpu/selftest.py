@@ -26,7 +26,7 @@ def prepare(work: Path, fault: str) -> None:
     emulator.create_state(state, emulator.parse_gpus("1x256MiB"))
     call = _hanging(fault)
     if call in CHECKPOINT_CALLS:
-        emulator.faults(state).set("hang", operation=call)
+        emulator.Faults(state).set("hang", operation=call)
     elif call:
         os.environ[ENV_HANG] = call
 

@@ -20,7 +20,7 @@ from kiwi_core.daemon.base.directories import prepare_directory, sockets_mode
 from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.options import ChildOptions
 from kiwi_core.daemon.supervised import EXIT_CANNOT, EXIT_UNUSED, READY, UNUSED, USED
-from kiwi_core.errors import CallerError, KiwiError
+from kiwi_core.errors import CallerError
 from kiwi_core.gpu import choice, nvml
 from kiwi_core.units import format_bytes
 
@@ -246,6 +246,3 @@ def _how(status: int) -> str:
 def _print(text: str) -> None:
     sys.stdout.write(f"kiwi daemon: {text}\n")
     sys.stdout.flush()
-
-
-__all__ = ["KiwiError", "main"]

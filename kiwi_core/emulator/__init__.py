@@ -18,7 +18,7 @@ Of Kiwi the package imports only ``compiled``.
 from __future__ import annotations
 
 from kiwi_core.emulator._build import EmulatedLibraries, build
-from kiwi_core.emulator._faults import Fault, Faults, Operation, faults
+from kiwi_core.emulator._faults import Fault, Faults, Operation
 from kiwi_core.emulator._load import activate, environment, library_path, load, loaded_libcuda
 from kiwi_core.emulator._quirks import DEFAULT_DRIVER, DRIVERS, ENV_DRIVER, QUIRKS
 from kiwi_core.emulator._state import (
@@ -74,7 +74,6 @@ __all__ = [
     "build",
     "create_state",
     "environment",
-    "faults",
     "has_quirk",
     "host_down",
     "library_path",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from kiwi_core.emulator import _layout
 from kiwi_core.emulator._state import mapped
@@ -22,19 +22,8 @@ Operation = Literal[
     "any", "lock", "checkpoint", "restore", "unlock", "get_state", "nvml_memory", "nvml_processes"
 ]
 
-KINDS: dict[str, int] = {
-    "lock_timeout": 1,
-    "checkpoint_fail": 2,
-    "restore_fail": 3,
-    "restore_oom": 4,
-    "hang": 5,
-    "checkpoint_poison": 6,
-    "checkpoint_kill": 7,
-    "checkpoint_oom": 8,
-    "checkpoint_unsupported": 9,
-    "restore_invalid": 10,
-    "lock_kill": 11,
-}
+KINDS: dict[str, int] = {kind: number for number, kind in enumerate(get_args(Kind), 1)}
+"""The numbers of ``enum ke_fault_kind``."""
 OPERATIONS: dict[str, int] = {
     "any": 0,
     "lock": 1,
@@ -148,7 +137,3 @@ class Faults:
 
 def _reusable(slot: _layout.FaultSlot) -> bool:
     return not slot.kind or (slot.count == 0 and not slot.in_progress)
-
-
-def faults(path: Path) -> Faults:
-    return Faults(path)

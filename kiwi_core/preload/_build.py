@@ -188,7 +188,7 @@ def find_header() -> Path:
 
     Raise ``Unavailable``.
     """
-    found = {path: version for path in _headers() if (version := _version(path))}
+    found = {path: version for path in _headers() if (version := _generate.version(path))}
     if not found or max(found.values()) < OLDEST_HEADER:
         raise Unavailable(
             "The in-process pager is compiled against the CUDA driver's header, and there is no "
@@ -210,17 +210,6 @@ def _headers() -> Iterator[Path]:
     }
     for directory in sorted({*packages, site.getusersitepackages(), *sys.path}):
         yield from sorted(Path(directory).glob("nvidia/*/include/cuda.h"))
-
-
-def _version(header: Path) -> int:
-    """Return the header's CUDA_VERSION, or 0 if the header is missing or is another ``cuda.h``
-    (Linux has one for old Macintoshes)."""
-    try:
-        text = header.read_text(errors="replace")
-    except OSError:
-        return 0
-    found = re.search(r"^\s*#\s*define\s+CUDA_VERSION\s+(\d+)", text, re.M)
-    return int(found[1]) if found else 0
 
 
 def _fingerprint(header: Path) -> str:

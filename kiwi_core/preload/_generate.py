@@ -110,12 +110,20 @@ def read_header(compiler: list[str], header: Path) -> Header:
     """Read the preprocessed ``cuda.h``. Raise ``OSError`` or ``subprocess.SubprocessError``."""
     every = _preprocessed(compiler, header, "-D__CUDA_API_VERSION_INTERNAL")
     plain = _preprocessed(compiler, header)
-    found = re.search(
-        r"^\s*#\s*define\s+CUDA_VERSION\s+(\d+)", header.read_text(errors="replace"), re.M
-    )
     words = {name: _count(arguments) for name, arguments in _PROTOTYPE.findall(every)}
     public = tuple(sorted({name for name, _ in _PROTOTYPE.findall(plain)}))
-    return Header(int(found[1]) if found else 0, words, public)
+    return Header(version(header), words, public)
+
+
+def version(header: Path) -> int:
+    """Return the header's CUDA_VERSION, or 0 if the header is missing or is another ``cuda.h``
+    (Linux has one for old Macintoshes)."""
+    try:
+        text = header.read_text(errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"^\s*#\s*define\s+CUDA_VERSION\s+(\d+)", text, re.M)
+    return int(found[1]) if found else 0
 
 
 def _preprocessed(compiler: list[str], header: Path, *flags: str) -> str:

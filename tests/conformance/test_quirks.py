@@ -351,7 +351,7 @@ def wait_begun(machine):
     if machine.real:
         time.sleep(0.1)
         return
-    faults = emulator.faults(Path(machine.environment[emulator.ENV_STATE]))
+    faults = emulator.Faults(Path(machine.environment[emulator.ENV_STATE]))
     wait_until(lambda: faults.hanging() == 1, "the move has begun")
 
 
@@ -362,7 +362,7 @@ def slow(machine, move):
     if machine.real:
         yield
         return
-    faults = emulator.faults(Path(machine.environment[emulator.ENV_STATE]))
+    faults = emulator.Faults(Path(machine.environment[emulator.ENV_STATE]))
     faults.set("hang", operation=move.lower())
     try:
         yield

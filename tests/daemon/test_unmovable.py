@@ -90,7 +90,7 @@ def test_a_program_whose_library_is_not_connected_is_left_to_itself(
     """Its gate is open and only its library can shut it, so the driver must not take the
     process."""
     daemon = start("1x64MiB", "--idle-after", "0.3")
-    tried = emulator.faults(daemon.state_path)
+    tried = emulator.Faults(daemon.state_path)
     tried.set("checkpoint_fail", count=-1)
     elsewhere = {"KIWI_SOCKET_DIR": str(tmp_path)}
     one = SessionProgram(daemon, 40, environment=elsewhere)
@@ -118,7 +118,7 @@ def test_with_mig_no_move_is_ever_tried(start: Start, program: Program) -> None:
     """NVML reports that MIG is on, so that no checkpoint has to find it out."""
     daemon = start("1x128MiB")
     emulator.set_quirk(daemon.state_path, "mig")
-    tried = emulator.faults(daemon.state_path)
+    tried = emulator.Faults(daemon.state_path)
     tried.set("checkpoint_fail", count=-1)  # counts each checkpoint that reaches a program
     killed = daemon.kill_child()
     daemon.wait_for(lambda s: s.daemon_pid != killed, "a daemon that has seen it")

@@ -156,7 +156,7 @@ def test_a_lock_that_times_out(
 def _the_driver_refuses_once(daemon: Daemon, a: Notebook, b: Notebook) -> None:
     stop = daemon.directory / "stop"
     before = len(refusals(daemon, ev.PageOutRefused))
-    emulator.faults(daemon.state_path).set("lock_timeout", pid=b.pid)
+    emulator.Faults(daemon.state_path).set("lock_timeout", pid=b.pid)
     stop.unlink()
     b_cell = b.work(until=stop)
     b.wait_state("running")
@@ -258,7 +258,7 @@ def test_driver_calls_that_hang(
     kiwi_status: Callable[[Daemon], str],
 ) -> None:
     daemon = start("--tq", "0.3", "--lock-timeout", "0.5", "--stuck-after", "0.5")
-    faults = emulator.faults(daemon.state_path)
+    faults = emulator.Faults(daemon.state_path)
     c = make_notebook(daemon, "C", mib=8)
     for _ in range(3):  # until its needs are known: a newcomer gets half of the GPU, or waits
         goes_on(c)
@@ -330,7 +330,7 @@ def test_a_page_out_that_fails_half_way(
     a = make_notebook(daemon, "A", mib=40)
     child_pid = int(a.check("%%kiwi gpu\n" + CHILD.format(prelude=gpu_cells.PRELUDE, mib=24)).text)
     daemon.wait_for(lambda _: a.session.resident_bytes > 66 * MIB, "both processes are counted")
-    faults = emulator.faults(daemon.state_path)
+    faults = emulator.Faults(daemon.state_path)
     for pid in (child_pid, a.pid):
         before = len(refusals(daemon, ev.PageOutRefused))
         faults.set("checkpoint_fail", pid=pid, count=-1)
@@ -357,7 +357,7 @@ def test_contents_that_are_lost(
     a = make_notebook(daemon, "A", mib=72)
     b = make_notebook(daemon, "B", mib=72)
     assert a.state == "paged-out"
-    emulator.faults(daemon.state_path).set("restore_fail", pid=a.pid)
+    emulator.Faults(daemon.state_path).set("restore_fail", pid=a.pid)
     cell = a.run(gpu_cells.INTACT)
     assert (cell.error, cell.text) == ("GpuMemoryLost", "")
     words = "The contents of this program's GPU memory are lost"
@@ -380,7 +380,7 @@ def test_contents_that_are_lost(
     stop = daemon.directory / "stop"
     a_cell = a.work(until=stop)
     a.wait_state("running")
-    emulator.faults(daemon.state_path).set("restore_fail", pid=a.pid)
+    emulator.Faults(daemon.state_path).set("restore_fail", pid=a.pid)
     b_cell = b.work(steps=5)
     a.wait_state("lost")
     b.finish(b_cell)

@@ -30,7 +30,7 @@ class Machine:
 
     @property
     def faults(self) -> emulator.Faults:
-        return emulator.faults(self.state)
+        return emulator.Faults(self.state)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -16,7 +16,8 @@ from kiwi_core import compiled, emulator
 from kiwi_core.compiled import Unavailable
 from kiwi_core.emulator import _build, _layout
 from kiwi_core.emulator._faults import KINDS
-from kiwi_core.preload._build import _version, find_header
+from kiwi_core.preload._build import find_header
+from kiwi_core.preload._generate import version
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def _cuda_header():
         header = find_header()
     except Unavailable:
         return None
-    return header.parent if _version(header) >= 13000 else None
+    return header.parent if version(header) >= 13000 else None
 
 
 def test_prototypes_numbers_and_layouts_are_those_of_the_real_header(tmp_path):

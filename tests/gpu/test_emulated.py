@@ -44,7 +44,7 @@ class Machine:
 def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path / "gpus")
     yield machine
-    emulator.faults(machine.path).clear()
+    emulator.Faults(machine.path).clear()
     for worker in machine.workers:
         worker.close()
 
@@ -93,7 +93,7 @@ _REST = ("checkpoint", "restore", "unlock")
 def test_errors_have_the_drivers_number(machine: Machine) -> None:
     target = machine.worker("init()")
     observer = machine.observer()
-    faults = emulator.faults(machine.path)
+    faults = emulator.Faults(machine.path)
 
     def code(call: str) -> list[object]:
         return list(observer.get(f"code(gd.{call})")[:2])

@@ -41,7 +41,7 @@ class World:
         emulator.create_state(path, emulator.parse_gpus("1x64MiB"))
         self.environment = emulator.environment(path, libraries)
         self.gpu = emulator.books(path).gpus[0]
-        self.faults = emulator.faults(path)
+        self.faults = emulator.Faults(path)
         self.loop = Loop()
         self._closing: list[Callable[[], Any]] = []
 

@@ -147,7 +147,7 @@ class EmulatedWorld(ProcessWorld):
         emulator.set_context_bytes(state, self.context_bytes)
         self.environment = emulator.environment(state, libraries)
         self.gpu_uuid = emulator.books(state).gpus[0].uuid
-        self.faults = emulator.faults(state)
+        self.faults = emulator.Faults(state)
         super().__init__()
 
     def refuse_page_out(self, session: RunningSession) -> None:

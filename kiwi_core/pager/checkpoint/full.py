@@ -21,26 +21,16 @@ _FULL: Final = Refused(
 )
 
 
-class FullGpu:
-    """Keeps the pager from trying a checkpoint while hardly any GPU memory is free.
+async def check_not_full(gpu: GpuReadings, config: Config) -> None:
+    """Raise ``Stop`` if hardly any GPU memory is free: a checkpoint could fail. Raises ``GpuError``
+    if NVML fails.
 
     With less than 2 MiB free, an H200 (driver 580.159.04) answered OUT_OF_MEMORY after 4 s. The
     program went on unharmed, but from then on each checkpoint of it was answered with UNKNOWN,
     however much was free. With about 65 MiB free it moved a process out.
     """
-
-    def __init__(self, gpu: GpuReadings, config: Config) -> None:
-        self._gpu = gpu
-        self._config = config
-
-    async def check(self) -> None:
-        """Raise ``Stop`` if a checkpoint could fail for lack of GPU memory. Raises ``GpuError`` if
-        NVML fails.
-        """
-        # Half of what the library leaves free: it measures in another way and rounds to blocks.
-        if await self._gpu.free_bytes() < self._left_bytes() // 2:
-            raise Stop(_FULL)
-
-    def _left_bytes(self) -> int:
-        share_bytes = self._gpu.total_bytes() // self._config.checkpoint_room_share
-        return min(self._config.checkpoint_room_bytes, share_bytes)
+    share_bytes = gpu.total_bytes() // config.checkpoint_room_share
+    left_bytes = min(config.checkpoint_room_bytes, share_bytes)
+    # Half of what the library leaves free: it measures in another way and rounds to blocks.
+    if await gpu.free_bytes() < left_bytes // 2:
+        raise Stop(_FULL)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.checkpoint.full import FullGpu
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
     from kiwi_core.pager.checkpoint.survey import SessionProcess, Survey
@@ -70,7 +69,6 @@ class Parts:
     store_footprints: Callable[[], None]
     unmovable: Unmovable
     failures: RestoreFailures
-    full: FullGpu
 
 
 class Locking:

@@ -16,7 +16,6 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Observation, ProcessMemory, worst
-from kiwi_core.pager.checkpoint.full import FullGpu
 from kiwi_core.pager.checkpoint.locking import FREE, Parts, stopped
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
@@ -91,7 +90,6 @@ class CheckpointPager:
             store_footprints=store_footprints,
             unmovable=Unmovable(known_unmovable),
             failures=RestoreFailures(),
-            full=FullGpu(gpu, config),
         )
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:

@@ -16,6 +16,7 @@ from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers.errors import Hung
 from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.checkpoint.full import check_not_full
 from kiwi_core.pager.checkpoint.locking import Locking, in_state, lost
 from kiwi_core.pager.checkpoint.moving import Moving
 from kiwi_core.pager.checkpoint.ports import Stop, as_stop
@@ -123,7 +124,7 @@ class Transaction:
             if (why := self._parts.unmovable.why(ref)) is not None:
                 raise Stop(Refused(why.reason, str(why)))
         if still_in:
-            await self._parts.full.check()
+            await check_not_full(self._parts.gpu, self._parts.config)
         usage = await self._parts.gpu.bytes_by_pid()
         pids = [ref.pid for ref in still_in]
         for pid, gpu in (await self._parts.gpu.users_elsewhere()).items():

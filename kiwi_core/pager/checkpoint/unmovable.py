@@ -52,7 +52,7 @@ STICKY: Final = frozenset({700, 702, *range(709, 721)})
 _FINAL: Final = STICKY | {NOT_SUPPORTED, OUT_OF_MEMORY}
 """Errors of a checkpoint that a retry would repeat, or that make a retry do more harm: on driver
 595 a checkpoint that was not supported leaves a dead context. OUT_OF_MEMORY is the answer on MIG,
-and of a full GPU: the driver then never moves the process (``FullGpu`` avoids that)."""
+and of a full GPU: the driver then never moves the process (``check_not_full`` avoids that)."""
 
 
 _TRIES: Final = 3

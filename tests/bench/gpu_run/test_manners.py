@@ -77,7 +77,7 @@ def test_the_emulator_at_its_worst_answers_as_a_real_gpu_did(part):
 def test_a_call_that_hangs_is_a_row_and_the_next_probes_run(stage, part, book, monkeypatch):
     states = part("manners_states")
     monkeypatch.setattr(states, "CALL_S", 1.5)
-    emulator.faults(stage.state).set("hang", operation="restore")
+    emulator.Faults(stage.state).set("hang", operation="restore")
     book.group("wrong_states", 5, states.wrong_states)
     said = answers(stage)
     assert said["state.running.restore"].startswith("hangs")

@@ -26,7 +26,7 @@ def test_the_bare_driver_program_comes_back_as_it_was(stage, part):
 def test_a_driver_that_hangs_ends_as_a_row_that_says_so(stage, part, monkeypatch):
     roundtrip = part("roundtrip")
     monkeypatch.setattr(roundtrip, "MOVE_S", 0.5)
-    emulator.faults(stage.state).set("hang", operation="checkpoint", count=-1)
+    emulator.Faults(stage.state).set("hang", operation="checkpoint", count=-1)
     roundtrip.run(stage)
     row = stage.rows["driver"]
     assert row["passed"] is False

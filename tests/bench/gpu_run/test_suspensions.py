@@ -55,9 +55,9 @@ def test_a_job_that_dies_is_a_row_that_says_how(stage, part, outside):
 def test_a_move_that_hangs_ends_the_suspensions_of_this_job(stage, part, outside, monkeypatch):
     suspending = part("suspending")
     monkeypatch.setattr(suspending, "MOVE_S", 0.5)
-    emulator.faults(stage.state).set("hang", operation="checkpoint")
+    emulator.Faults(stage.state).set("hang", operation="checkpoint")
     suspending.from_outside([outside], 30.0, lambda _: None)
-    emulator.faults(stage.state).clear()
+    emulator.Faults(stage.state).clear()
     outside.close()
     assert outside.job.trouble.startswith("page_out: hangs")
 
