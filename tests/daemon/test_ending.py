@@ -4,6 +4,7 @@ is over: it idles, runs on past its turn, or its process is stopped."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from kiwi_core.daemon.sessions import ending
 from kiwi_core.daemon.sessions.ending import Ending
 from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import EndSession
+from kiwi_core.sched.actions import EndSession, Notify
 from kiwi_core.states import Notice
 from kiwi_core.units import MIB, SessionId
 from kiwi_core.wire.messages import UsageBy
@@ -47,22 +48,31 @@ if TYPE_CHECKING:
 # --- a real daemon and two programs ---------------------------------------------------------------
 
 
+WRITES_ITS_NOTICES = """
+class Written(list):
+    def append(self, notice):
+        with open({path!r}, "a") as file:
+            file.write(json.dumps(notice) + "\\n")
+notices = Written()
+"""
+"""Keeps them beyond the end of the program."""
+
+
 def test_an_immovable_program_is_ended_and_the_other_one_runs(
-    start: Start, program: Program
+    start: Start, program: Program, tmp_path: Path
 ) -> None:
     daemon = start("1x128MiB", "--end-immovable-after", "4")
     one, other = program(daemon, 100, name="one"), program(daemon, name="other")
+    one.worker.do(WRITES_ITS_NOTICES.format(path=str(tmp_path / "notices")))
     with limited(one.pid, 50 * MIB), watching(daemon) as watch:
         other.begin_take(60, 2)
-        shown = daemon.wait_for(lambda s: _session(s, one.pid, "ending"), "its end is announced")
-        assert shown.ends_in_s <= 4
-        assert "--mem=" in shown.problem_text
-        told = dict(wait_until(one.notices, "its user is told"))
-        assert "Kiwi ends the program in 4 s (at " in told["ending"]
-        assert "--mem=" in told["ending"]
+        _is_announced(watch, one.pid)
         wait_until(lambda: one.worker.returncode is not None, "it is ended")
         assert one.worker.returncode == -signal.SIGTERM
     assert _had_a_figure(watch, one.pid), "the wait for its end"
+    told = dict(map(json.loads, (tmp_path / "notices").read_text().splitlines()))
+    assert "Kiwi ends the program in 4 s (at " in told["ending"]
+    assert "--mem=" in told["ending"]
     other.worker.answer()
     assert other.intact()
     assert "session is ended" in daemon.log()
@@ -71,8 +81,7 @@ def test_an_immovable_program_is_ended_and_the_other_one_runs(
         rows = client.usage(UsageBy.NOTEBOOK, 0.0).rows
         assert {row.name: row.ended for row in rows} == {"one": 1, "other": 0}
         assert client.metrics().ended == 1
-    orders = [action for entry in daemon.journal() for action in entry.actions]
-    [order] = [action for action in orders if isinstance(action, EndSession)]
+    [(_, order)] = _actions(daemon, EndSession)
     assert order.cause.startswith("others have waited 4 s for its unused GPU memory. ")
 
 
@@ -91,7 +100,7 @@ def test_nobody_is_ended_unless_an_admin_has_decided_so(start: Start, program: P
 
 
 SAVES = """
-import pathlib, signal, sys, time
+import json, pathlib, signal, sys, time
 from cuda.bindings import driver
 def ok(answer):
     assert int(answer[0]) == 0, answer
@@ -103,12 +112,13 @@ address = ok(driver.cuMemAlloc(size))
 ok(driver.cuMemsetD8(address, 7, size))
 over = []
 signal.signal(signal.SIGTERM, lambda *_: over.append(True))
-rounds, small = 0, bytearray(64)
+computed_ns, small, file = [], bytearray(64), pathlib.Path(sys.argv[1])
 while not over:
     ok(driver.cuMemcpyDtoH(small, address, 64))
-    pathlib.Path(sys.argv[1]).write_text(str(rounds))
-    rounds += 1
+    computed_ns.append(time.monotonic_ns())
+    file.touch()
     time.sleep(0.01)
+file.write_text(json.dumps(computed_ns))
 part = bytearray(1 << 20)
 for offset in range(0, size, len(part)):
     ok(driver.cuMemcpyDtoH(part, int(address) + offset, len(part)))
@@ -116,7 +126,8 @@ for offset in range(0, size, len(part)):
 print("saved", flush=True)
 raise SystemExit(3)
 """
-"""Computes without an end in 100 MiB of the GPU, and saves them at SIGTERM."""
+"""Computes without an end in 100 MiB of the GPU, and saves them at SIGTERM; then it writes when it
+has computed."""
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
@@ -124,25 +135,20 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
     start: Start, program: Program, tmp_path: Path, stopped: bool
 ) -> None:
     daemon = start("1x128MiB", "--end-immovable-after", "4", "--tq", "1")
-    other, rounds = program(daemon, name="other"), tmp_path / "rounds"
+    other, computed = program(daemon, name="other"), tmp_path / "computed"
     command = ["run", "--require", "--name", "training", "--", sys.executable, "-c", SAVES]
     run = subprocess.Popen(
-        [sys.executable, "-m", "kiwi_core.cli", *command, str(rounds)],
+        [sys.executable, "-m", "kiwi_core.cli", *command, str(computed)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | daemon.env,
         preexec_fn=die_with_the_test,
     )  # fmt: skip
-    wait_until(rounds.exists, "it computes")
+    wait_until(computed.exists, "it computes")
     [child] = psutil.Process(run.pid).children()
     with limited(child.pid, 50 * MIB), watching(daemon) as watch:
         if stopped:
             child.suspend()
         other.begin_take(60, 2)
-        shown = daemon.wait_for(lambda s: _session(s, run.pid, "ending"), "its end is announced")
-        assert shown.ends_in_s <= 4
-        assert "--mem=" in shown.problem_text
-        before = rounds.read_text()
-        if not stopped:
-            wait_until(lambda: rounds.read_text() not in ("", before), "it goes on computing")
+        _is_announced(watch, run.pid)
         out, err = run.communicate(timeout=PATIENCE_S)
     assert (run.returncode, out) == (3, "saved\n"), err
     assert _had_a_figure(watch, run.pid), "the wait for its end"
@@ -152,16 +158,33 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
     other.worker.answer()
     assert other.intact()
     assert "session is ended" in daemon.log()
-    [order] = [
-        action
-        for entry in daemon.journal()
-        for action in entry.actions
-        if isinstance(action, EndSession)
-    ]
+    [(ordered_ns, order)] = _actions(daemon, EndSession)
+    notices = _actions(daemon, Notify)
+    told_ns = next(now_ns for now_ns, notice in notices if notice.notice is Notice.ENDING)
+    between = [at_ns for at_ns in json.loads(computed.read_text()) if told_ns < at_ns < ordered_ns]
+    assert between or stopped, "it goes on computing until its end"
     # Kiwi lets a stopped program run for each try to move it: then it is only past its turn.
     overs = [" past its turn. ", *([", and its process is stopped. "] if stopped else [])]
     causes = tuple(f"others have waited 4 s for its GPU memory{over}" for over in overs)
     assert order.cause.startswith(causes)
+
+
+def _actions(daemon: Daemon, kind: type[Any]) -> list[tuple[int, Any]]:
+    """Return the daemon's actions of that kind, with their times."""
+    entries = [(entry.now_ns, action) for entry in daemon.journal() for action in entry.actions]
+    return [(now_ns, action) for now_ns, action in entries if isinstance(action, kind)]
+
+
+def _is_announced(watch: Watch, pid: int) -> None:
+    """Wait until the watcher has received that session ``pid`` will be ended."""
+
+    def received() -> Any:
+        every = (status for statuses in watch.received for status in statuses)
+        return next(filter(None, (_session(status, pid, "ending") for status in every)), None)
+
+    shown = wait_until(received, "its end is announced")
+    assert shown.ends_in_s <= 4
+    assert "--mem=" in shown.problem_text
 
 
 def _had_a_figure(watch: Watch, pid: int) -> bool:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Daemon]
     Program = Callable[..., SessionProgram]
+    Arm = Callable[[], emulator.Faults]
+    """Makes the call hang from now on."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -65,8 +67,11 @@ def running(_daemon: Daemon, target: SessionProgram) -> None:
 
 
 def paged_out(daemon: Daemon, target: SessionProgram) -> None:
-    target.worker.do("client.release()")
-    daemon.wait_state(target.pid, "paged-out")
+    def is_out() -> bool:
+        target.worker.do("client.release()")  # again, if it did not come to rest in time
+        return daemon.session(target.pid).state.value == "paged-out"  # type: ignore[union-attr]
+
+    wait_until(is_out, "its memory is out")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,7 @@ class Stage:
         self.target = program(daemon, 120, name="target")
         self.over: list[SessionProgram] = []
 
-    def waiting(self, arm: Callable[[], None]) -> None:
+    def waiting(self, arm: Arm) -> None:
         """Let the target wait in the GPU, and page it out for a session that is served first."""
         client = self.daemon.client()
         client.set(tq_s=60, anti_thrash=AntiThrash.ALWAYS)
@@ -129,7 +134,7 @@ class Stage:
         arm()
         self.small.stop_burst()
 
-    def suspended(self, arm: Callable[[], None]) -> None:
+    def suspended(self, arm: Arm) -> None:
         """Suspend the target in mid-burst, and bring it back."""
         self.target.start_burst()
         wait_until(self.target.granted, "it runs")
@@ -144,12 +149,17 @@ class Stage:
         arm()
         self.big.stop_burst()
 
-    def paging_out(self, arm: Callable[[], None]) -> None:
-        arm()
-        self.target.worker.send("client.release()", "exec")
+    def paging_out(self, arm: Arm) -> None:
+        faults = arm()
+
+        def hangs() -> bool:
+            self.target.worker.do("client.release()")  # again, if it was refused before the call
+            return faults.hits("hang") > 0
+
+        wait_until(hangs, "the call hangs")
         self.daemon.wait_state(self.target.pid, "paging-out")
 
-    def paging_in(self, arm: Callable[[], None]) -> None:
+    def paging_in(self, arm: Arm) -> None:
         paged_out(self.daemon, self.target)
         arm()
         self.target.start_burst()
@@ -177,8 +187,6 @@ def test_a_call_that_hangs_while_it_waits_or_moves(
             turn(stage.small)
         faults.clear("hang")
         daemon.client().set(tq_s=0.3, anti_thrash=AntiThrash.ON)
-        if state == "paging_out":
-            stage.target.worker.answer()
         for one in stage.over:
             wait_until(one.granted, f"{one.name} goes on")
             works(one)
