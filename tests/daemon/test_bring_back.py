@@ -109,6 +109,7 @@ def test_an_observer_releases_what_is_at_rest_and_the_log_says_who(
         _refused(observer, session, "in-burst")
         assert daemon.session(one.pid).state.value == "running"  # type: ignore[union-attr]
         one.stop_burst()
+        daemon.wait_state(one.pid, "idle")
         observer.release(session)
         daemon.wait_state(one.pid, "paged-out")
         observer.release(session)
@@ -121,6 +122,7 @@ def test_an_observer_releases_what_is_at_rest_and_the_log_says_who(
 def test_a_release_that_system_ram_has_no_room_for_says_so(start: Start, program: Program) -> None:
     daemon = start("1x256MiB", "--host-budget", "10MiB")
     one = program(daemon, 150)
+    daemon.wait_state(one.pid, "idle")
     with daemon.client() as observer:
         _refused(observer, session_of(daemon, one), "no-host-memory")
     assert daemon.session(one.pid).state.value == "idle"  # type: ignore[union-attr]

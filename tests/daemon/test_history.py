@@ -54,6 +54,7 @@ def test_the_timeline_of_two_that_do_not_fit_can_be_read_off(
         short.stop_burst()
         rounds = long.rounds()
         wait_until(lambda: long.rounds() > rounds, "the first one goes on")
+        daemon.wait_for(lambda s: s.holders and not s.queue, "the second one's end has arrived")
         now = observer.history(since)
         long.stop_burst()
         wait_until(lambda: not observer.status().holders, "all is over")

@@ -154,9 +154,10 @@ def test_two_gpus_and_the_choice_of_one(start: Start) -> None:
 
 def _pid_of(daemon: Daemon, uuid: str) -> int:
     try:
-        with Client(daemon.directory / f"{uuid}.sock", role=Role.OBSERVER) as client:
+        path = daemon.directory / f"{uuid}.sock"
+        with Client(path, role=Role.OBSERVER, connect_timeout_s=PATIENCE_S) as client:
             client.connect()
-            return client.status().daemon_pid
+            return client.status(PATIENCE_S).daemon_pid
     except Exception:  # noqa: BLE001  (it is just starting)
         return 0
 

@@ -5,6 +5,7 @@ The library is the scripted one; the daemon and its socket are real.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from cuda_processes import Worker
 from daemon import wait_until
 from linked_program import QUICK
 from session_program import MIB, SessionProgram
+from surfaces import watching
 
-from kiwi_core.states import MovedBy
+from kiwi_core.states import MovedBy, SessionState
 
 if TYPE_CHECKING:
     from daemon import Daemon
@@ -54,14 +56,15 @@ def test_a_program_that_only_has_the_library_is_a_session_with_exact_leases(
     assert session is not None
     assert (session.name, session.connected) == ("linked", True)
     wait_until(lambda: gates(program) == [False], "armed: it holds no lease")
-    program.do(f"library.take({8 * MIB}, 1)")  # it asks by itself
-    daemon.wait_state(program.pid, "running")
-    assert gates(program) == [False, True]
-    found = daemon.session(program.pid)
-    assert found is not None
-    assert found.lingering, "nobody says when such a burst ends"
-    daemon.wait_state(program.pid, "idle")  # nothing of it was seen on the GPU for a while
-    wait_until(lambda: gates(program) == [False, True, False], "armed again")
+    with watching(daemon) as watch:
+        wait_until(lambda: watch.words, "it is watched")
+        program.do(f"library.take({8 * MIB}, 1)")  # it asks by itself
+        wait_until(lambda: gates(program)[1:] == [True, False], "open, and armed again")
+        daemon.wait_state(program.pid, "idle")  # nothing of it was seen on the GPU for a while
+    seen = [one for status in itertools.chain(*watch.received) for one in status.sessions]
+    running = [one for one in seen if one.state is SessionState.RUNNING]
+    assert running
+    assert all(one.lingering for one in running), "nobody says when such a burst ends"
     look = daemon.wait_for(
         lambda s: s.sessions[0] if s.sessions[0].pager is MovedBy.INPROCESS else None, "inprocess"
     )
@@ -116,7 +119,7 @@ def test_a_session_that_comes_later_takes_over_the_links_below_it(
 
 
 def test_bursts_of_the_client_and_of_the_gate_do_not_collide(start: Start, program: Any) -> None:
-    daemon = start("1x64MiB")
+    daemon = start("1x64MiB", "--idle-after", "600")  # no burst ends because nothing is seen of it
     notebook = program(daemon)
     into(notebook, daemon)
     for _ in range(3):

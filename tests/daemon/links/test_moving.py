@@ -21,6 +21,8 @@ from kiwi_core.states import MovedBy, SessionState
 if TYPE_CHECKING:
     from daemon import Daemon
 
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus
+
 Start = "Callable[..., Daemon]"
 Linked = "Callable[..., LinkedProgram]"
 
@@ -69,10 +71,16 @@ def test_the_driver_leaves_alone_whose_library_is_about_to_reconnect(
         daemon.wait_state(one.pid, "paging-out", "paged-out")
         one.do("library.reconnects = True")
     one.do("library.released.set()")
-    found = daemon.wait_for(
-        lambda s: next((x for x in s.sessions if x.connected and x.paged_out_bytes), None),
-        "it is out, and back",
-    )
+    with Talker(daemon.sockets()[0]) as observer:
+        observer.hello()
+
+        def is_out_and_back(status: GpuStatus) -> SessionStatus | None:
+            found = [x for x in status.sessions if x.connected and x.paged_out_bytes]
+            if not found and not moving:  # its library was waited for in vain
+                observer.ask("release", session=session)
+            return found[0] if found else None
+
+        found = daemon.wait_for(is_out_and_back, "it is out, and back")
     assert found.state is SessionState.PAGED_OUT
     assert found.pager is MovedBy.INPROCESS
     assert "page-out" in one.get("library.orders")

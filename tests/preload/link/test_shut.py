@@ -13,6 +13,8 @@ from pager_daemon import eventually
 from kiwi_core import emulator
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Controller, Stage
     from cuda_processes import Worker
 
@@ -89,14 +91,21 @@ def test_a_call_that_waited_before_the_shut_asks_too(stage: Stage) -> None:
     program.do("left.set(); worker.join()")
 
 
-def test_work_that_does_not_end_in_time_opens_it_again(stage: Stage) -> None:
+def test_work_that_does_not_end_in_time_opens_it_again(stage: Stage, tmp_path: Path) -> None:
     program = stage.program(SETUP, **GATE_ONLY)
-    peer = stage.daemon.peer()
-    program.do("launch('spin_ns', 3_000_000_000)")
+    peer, ends = stage.daemon.peer(), tmp_path / "ends"
+    program.do(
+        "stuck = Stuck()\n"
+        "def end():\n"
+        f"    while not os.path.exists({str(ends)!r}): time.sleep(0.01)\n"
+        "    stuck.let_go()\n"
+        "threading.Thread(target=end).start()"
+    )
     program.send("sync()", "exec")
     done = peer.do("hold", within_s=0.2)
     assert (done["outcome"], done["reason"]) == ("refused", "lock-timeout")
     assert peer.state["state"] == "resident"
+    ends.touch()
     program.answer()
     program.do("free(q)")
     assert peer.do("hold")["outcome"] == "moved", "the next time it has ended"

@@ -136,14 +136,14 @@ def test_an_action_of_a_later_version_is_refused(stage: Stage) -> None:
 def test_what_does_not_come_to_rest_in_time_is_refused(stage: Stage) -> None:
     program = stage.program("init(); p = alloc(4 * MIB); d = fill(p, 3, 4 * MIB)")
     peer = stage.daemon.peer()
-    program.do("launch('spin_ns', 2_000_000_000)")
+    program.do("stuck = Stuck()")
     for action in ("hold", "page-out"):
         done = peer.do(action, within_s=0.1)
         assert (done["outcome"], done["reason"]) == ("refused", "lock-timeout"), action
         assert done["detail"]
         assert peer.state["state"] == "resident"
-    program.do("free(alloc(MIB))")
-    assert peer.do("page-out")["outcome"] == "moved", "the kernel ends, then it can be done"
+    program.do("free(alloc(MIB)); stuck.end()")
+    assert peer.do("page-out")["outcome"] == "moved", "the work ends, then it can be done"
     assert peer.do("page-in")["outcome"] == "moved"
     assert program.get("digest(p, 4 * MIB) == d")
 
