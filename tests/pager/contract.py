@@ -70,6 +70,10 @@ class World(Protocol):
         """Make the session's next page-out fail: its lock times out."""
         ...
 
+    def allow_page_out(self, session: Session) -> None:
+        """End what has made the page-out fail."""
+        ...
+
     def break_page_in(self, session: Session) -> None:
         """Make the session's next page-in fail for good."""
         ...
@@ -277,6 +281,7 @@ class PagerContract:
         before = session.digest()
         world.refuse_page_out(session)
         refused(world.pager.page_out(session.target, soon_ns(2.0)), Reason.LOCK_TIMEOUT)
+        world.allow_page_out(session)
         assert self.look(world, session).residency is Residency.RESIDENT
         assert session.digest() == before
         moved(world.pager.page_out(session.target, soon_ns()))

@@ -16,7 +16,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
 from kiwi_core.states import Reason, Residency
-from kiwi_core.units import MIB, SessionId
+from kiwi_core.units import MIB, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
     from worlds import EmulatedWorld
@@ -92,7 +92,7 @@ def test_the_caller_killed_while_the_driver_copies(emulated: EmulatedWorld, call
     caller = emulated.new_pager()
     if call == "page_in":
         moved(caller.page_out(session.target, soon_ns()))
-    emulated.set_copy_bandwidth(16 * MIB)
+    emulated.set_copy_bandwidth(1 << 10)
     caller.begin(call, session.target, soon_ns())
     under_way = "CHECKPOINTING" if call == "page_out" else "RESTORING"
     wait_until(lambda: emulated.state(session.pid) == under_way, under_way)
@@ -100,6 +100,7 @@ def test_the_caller_killed_while_the_driver_copies(emulated: EmulatedWorld, call
     assert seen.residency in (Residency.SUSPENDED, Residency.PAGED_OUT)
     caller.kill()
     refused(emulated.pager.page_in(session.target, soon_ns(0.05)), Reason.DRIVER)
+    emulated.set_copy_bandwidth(0)
     moved(emulated.pager.page_in(session.target, soon_ns()))
     assert emulated.state(session.pid) == "RUNNING"
     assert session.digest() == before
@@ -193,11 +194,12 @@ def test_waiting_for_room_ends_in_time(emulated: EmulatedWorld) -> None:
 def test_room_that_is_freed_late_is_waited_for(emulated: EmulatedWorld) -> None:
     session = emulated.start(8 * MIB)
     before = session.digest()
-    moved(emulated.pager.page_out(session.target, soon_ns()))
+    pager = emulated.new_pager(room_wait_ns=60 * NS_PER_S)
+    moved(pager.page_out(session.target, soon_ns()))
     emulated.hold_outside(free_bytes=4 * MIB)
-    emulated.pager.begin("page_in", session.target, soon_ns())
+    pager.begin("page_in", session.target, soon_ns())
     emulated.hold_outside(emulated.memory_bytes)
-    moved(emulated.pager.finish())
+    moved(pager.finish())
     assert session.digest() == before
 
 

@@ -69,6 +69,9 @@ class FakeWorld:
         fault = Refuse(Reason.LOCK_TIMEOUT)
         self.pager.script("page_out", fault, session=session.target.session)
 
+    def allow_page_out(self, session: FakeSession) -> None:
+        """Do nothing: the fault was for one page-out."""
+
     def break_page_in(self, session: FakeSession) -> None:
         self.pager.script("page_in", Lose(), session=session.target.session)
 

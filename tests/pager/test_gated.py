@@ -113,7 +113,8 @@ def test_what_the_driver_refuses_opens_the_gate_again(world: GatedWorld, operati
     fault = "lock_timeout" if operation == "lock" else "checkpoint_fail"
     world.faults.set(fault, pid=session.pid)
     reason = Reason.LOCK_TIMEOUT if operation == "lock" else Reason.DRIVER
-    refused(world.pager.page_out(session.target, soon_ns(2.0)), reason)
+    deadline_ns = soon_ns(2.0) if operation == "lock" else soon_ns()
+    refused(world.pager.page_out(session.target, deadline_ns), reason)
     assert session.get("library.orders") == ["hold", "free"]
     assert session.digest() == before
 

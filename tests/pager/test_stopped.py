@@ -98,10 +98,11 @@ def test_ctrl_z_in_the_middle_of_a_page_out(world: LinkedWorld) -> None:
     world.set_driver_version(13040)  # this driver reports CHECKPOINTING
     session, caller = start(world, 32 * MIB), world.new_pager()
     before = session.digest()
-    world.set_copy_bandwidth(16 * MIB)
+    world.set_copy_bandwidth(1 << 10)
     caller.begin("page_out", session.target, soon_ns())
     wait_until(lambda: world.state(session.pid) == "CHECKPOINTING", "it moves")
     os.kill(session.pid, signal.SIGSTOP)
+    world.set_copy_bandwidth(0)
     moved(caller.finish())
     wait_until(lambda: state(session.pid) == "T", "it stands still again")
     os.kill(session.pid, signal.SIGCONT)

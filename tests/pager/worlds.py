@@ -153,6 +153,9 @@ class EmulatedWorld(ProcessWorld):
     def refuse_page_out(self, session: RunningSession) -> None:
         self.faults.set("lock_timeout", pid=session.pid)
 
+    def allow_page_out(self, session: RunningSession) -> None:
+        """Do nothing: the fault was for one page-out."""
+
     def break_page_in(self, session: RunningSession) -> None:
         self.faults.set("restore_fail", pid=session.pid)
 
@@ -268,7 +271,10 @@ class PreloadedWorld(LinkedWorld):
         return session.born()
 
     def refuse_page_out(self, session: RunningSession) -> None:  # type: ignore[override]
-        session.get("launch('spin_ns', 4_000_000_000)")
+        session.get("globals().update(stuck=Stuck())")
+
+    def allow_page_out(self, session: RunningSession) -> None:
+        session.get("stuck.end()")
 
     def break_page_in(self, session: RunningSession) -> None:  # type: ignore[override]
         pytest.skip("the library loses nothing")

@@ -186,8 +186,11 @@ def test_frees_after_a_way_out_that_was_cut_short(program, world):
 def test_the_time_limit_of_the_way_out(program):
     p = program()
     p.do(HELD)
-    p.do("fault('stall', 0, -1); threading.Timer(2.5, lambda: fault('stall', 0, 0)).start()")
-    assert p.get("out(500_000_000)").startswith("refused driver: the time limit")
+    p.do(
+        "fault('stall', 0, -1); goes_on = threading.Timer(2.5, lambda: fault('stall', 0, 0))\n"
+        "goes_on.start(); said = out(500_000_000)"
+    )
+    assert p.get("said").startswith("refused driver: the time limit")
     p.do("same(*held); check(); swap(); same(*held)")
 
 

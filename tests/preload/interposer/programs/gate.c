@@ -163,7 +163,7 @@ static void shut(void) {
     start_other(&b[2], free_pointer, 0), start_other(&b[3], query, 0);
     waits(&a);
     for (int i = 0; i < 4; i++) waits(&b[i]);
-    EXPECT(inside_any() == 0);
+    AWAIT(inside_any() == 0);
     SET(forbidden, 0);
     open_gate();
     goes_on(&a);
@@ -210,7 +210,10 @@ static void signals(void) {
     goes_on(&a);
 }
 
+static pid_t closing;
+
 static void *close_long(void *answer) {
+    SET(&closing, (pid_t)gettid());
     SET((int *)answer, close_gate(LONG) ? 1 : 2);
     return NULL;
 }
@@ -233,6 +236,7 @@ static void captures(void) {
     fill(0, 0, 1);
     arm(0);
     pthread_create(&closer, NULL, close_long, &answer);
+    AWAIT(GET(&closing) && asleep(closing)); /* it waits for the capture to end */
     for (int i = 0; i < 20; i++) fill(0, 0, 1), nap(); /* the capture's own calls go on */
     EXPECT(!GET(&answer));
     pthread_create(&other, NULL, begin_another, &began); /* a new capture waits */
