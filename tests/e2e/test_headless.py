@@ -20,7 +20,6 @@ from cli_process import finish, start_kiwi
 from daemon import PATIENCE_S, Daemon, wait_until
 from gpu_cells import INTACT, PRELUDE, take
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.connect import write_connection_file
 from kernels import running_kernel
 from notebooks import assert_books_agree
 
@@ -137,10 +136,11 @@ def test_a_kernel_without_a_jupyter_server(
     """VS Code starts kernels like this: ``python -m ipykernel_launcher`` with a connection file,
     TCP, no JPY_SESSION_NAME, and a silent cell that sets the notebook's name."""
     daemon = make_daemon("1x128MiB", "--tq", "0.5")
-    file, told = write_connection_file(str(daemon.directory / "kernel-v2-1.json"), ip="127.0.0.1")
+    file = daemon.directory / "kernel-v2-1.json"
+    file.write_text(json.dumps(CONNECTION))
     process = _start(["-m", "ipykernel_launcher", f"--f={file}"], daemon, stack)
-    _await_ports(process, {port for name, port in told.items() if name.endswith("_port")})
-    client = BlockingKernelClient(connection_file=file)
+    _await_ports(process, file)
+    client = BlockingKernelClient(connection_file=str(file))
     client.load_connection_file()
     client.start_channels()
     stack.callback(client.stop_channels)
@@ -173,16 +173,25 @@ def test_a_kernel_without_a_jupyter_server(
     daemon.wait_for(lambda status: not status.sessions, "both have left")
 
 
-def _await_ports(process: subprocess.Popen[str], ports: set[Any]) -> None:
-    """Wait until the kernel listens. A client that tries to connect before may get the port for its
-    own end: on one machine, a connection from a free port to itself is valid."""
+PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+CONNECTION = {
+    "ip": "127.0.0.1", "transport": "tcp", "key": "a-key", "signature_scheme": "hmac-sha256",
+    **dict.fromkeys(PORTS, 0),
+}  # fmt: skip
+"""A connection file whose ports the kernel chooses. If the test chose them, somebody else could take
+one before the kernel does."""
+
+
+def _await_ports(process: subprocess.Popen[str], file: Path) -> None:
+    """Wait until the kernel listens and has written its ports."""
 
     def listens() -> bool:
         assert process.poll() is None, process.communicate()
-        found = psutil.net_connections(kind="tcp")
-        return ports <= {
-            one.laddr.port for one in found if one.pid == process.pid and not one.raddr
-        }
+        try:
+            told = json.loads(file.read_text())
+        except ValueError:
+            return False  # it is writing
+        return all(told[name] for name in PORTS)
 
     wait_until(listens, "the kernel listens", 90)
 

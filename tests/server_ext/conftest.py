@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from daemon import PATIENCE_S, Daemon, running_daemon
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from pytest_jupyter.jupyter_server import *  # noqa: F403
 from session_program import SessionProgram
 from stream_reader import Reader
@@ -22,6 +23,14 @@ from kiwi_jupyter.server_ext.daemon_connections import DaemonConnections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(autouse=True)
+def jupyters_own_provisioner() -> Iterator[None]:
+    """Take back the provisioner that the extension has made the default of this process: kernels of
+    other tests would get Kiwi's gate from it."""
+    yield
+    KernelProvisionerFactory.clear_instance()
 
 
 @pytest.fixture

@@ -50,9 +50,18 @@ def uuids(daemon: Daemon) -> list[str]:
 # --- with a real server -------------------------------------------------------------------------
 
 
+PATIENT = f"""
+from kiwi_core.client import gpu_placement
+from kiwi_jupyter.server_ext.placer import Placer
+gpu_placement.WITHIN_S = {PATIENCE_S}
+Placer.__init__.__defaults__ = (None, {PATIENCE_S})
+"""
+"""A busy machine may keep a daemon from answering within two seconds; then a kernel is not placed."""
+
+
 @pytest.fixture
 def server(daemon: Daemon) -> Iterator[Lab]:
-    with running_lab(daemon.env) as server:
+    with running_lab(daemon.env, config=PATIENT) as server:
         yield server
 
 

@@ -168,10 +168,12 @@ def running_lab(
     uid: int | None = None,
     options: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    config: str = "",
 ) -> Iterator[Lab]:
     """Run a Jupyter server. ``env`` leads its kernels and its extension to a daemon; ``options``
     are for the command line; ``settings`` are a user's browser settings by plugin id, added to
-    those that all tests need. ``uid``: the server runs as that user (needs root)."""
+    those that all tests need. ``config`` is the text of the user's ``jupyter_server_config.py``.
+    ``uid``: the server runs as that user (needs root)."""
     directory = Path(tempfile.mkdtemp(prefix="kw-lab-"))
     (directory / "notebooks").mkdir()
     (directory / "notebooks" / f"{MODULE}.py").write_text(PRELUDE)
@@ -181,6 +183,7 @@ def running_lab(
     (directory / "tmp").mkdir()
     environment = clean_environment(directory) | {"TMPDIR": str(directory / "tmp")} | dict(env)
     _write_settings(directory, {**_SETTINGS, **(settings or {})})
+    (directory / "config" / "jupyter_server_config.py").write_text(config)
     prefix = _as_user(directory, uid) if uid is not None else ()
     lab = Lab(directory, environment, app, prefix, tuple(options))
     try:
