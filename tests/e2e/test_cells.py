@@ -45,10 +45,13 @@ print("the child's bytes are right")
 """
 
 ASYNC_TASK = """
+go_on = asyncio.Event()
+
 async def later():
     for n in range(30):
         memory.step()
         await asyncio.sleep(0.02)
+    await go_on.wait()  # it prints in the next cell, however late that comes
     print("task done")
     return memory.right(5)
 
@@ -84,7 +87,7 @@ CELLS = [
     "%run -i script.py",
     "!{sys.executable} child.py",
     ASYNC_TASK,
-    "await task",
+    "go_on.set()\nawait task",
     THREAD,
     "thread.join()\nfound",
     "memory.step()\n1 / 0",

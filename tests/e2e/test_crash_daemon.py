@@ -12,9 +12,10 @@ import leftovers
 import pytest
 import two_notebooks
 from checks import unharmed
+from daemon import PATIENCE_S
 from notebooks import assert_books_agree
 from pagers import CHECKPOINT, IN_PROCESS
-from two_notebooks import STATES, Arenas
+from two_notebooks import PATIENT, STATES, Arenas
 
 from kiwi_core.sched.events import MemoryObserved, SessionJoined
 
@@ -73,7 +74,8 @@ def _only_waited(outputs: list[dict[str, object]]) -> bool:
     return all(output.get("name") == "stdout" for output in outputs)
 
 
-GRACE = "c.Kiwi.daemon_grace_s = 1.0"
+BRIEF_S = 1.0
+"""Grace of a notebook whose daemon is away."""
 
 
 @pytest.mark.usefixtures("pager")
@@ -81,8 +83,8 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
     daemon = make_daemon("1x128MiB", "--tq", "0.3")
-    a = make_notebook(daemon, "A", mib=72, config=GRACE)
-    b = make_notebook(daemon, "B", mib=72, config=GRACE)
+    a = make_notebook(daemon, "A", mib=72, config=PATIENT)
+    b = make_notebook(daemon, "B", mib=72, config=PATIENT)
     stop = daemon.directory / "stop"
 
     # B is out in mid-cell, and A has the GPU: B has to stay out, and nothing else happens.
@@ -98,6 +100,7 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
 
     # A continues without Kiwi, and says so.
     again = daemon.directory / "again"
+    a.kernel.set_daemon_grace(BRIEF_S)
     a_cell = a.work(until=again, write=True)
     a.kernel.until(lambda: without_a_daemon(a_cell), "A says that it goes on without a daemon")
     assert not b.kernel.finished(b_cell)
@@ -108,6 +111,7 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     a.wait_state("running")
     again.touch()
     a.finish(a_cell)
+    a.kernel.set_daemon_grace(PATIENCE_S)
     cell = a.check(gpu_cells.INTACT)
     assert (cell.text, without_a_daemon(cell)) == ("INTACT\n", False), cell.outputs()
     assert b.state == "paged-out"
@@ -116,9 +120,11 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     a.check("check(cuda.cuMemFree(memory.address))")
     assert daemon.terminate() == 0
     assert not b.is_out()
+    b.kernel.set_daemon_grace(BRIEF_S)
     cell = b.check(gpu_cells.INTACT)
     assert (cell.text, without_a_daemon(cell)) == ("INTACT\n", True), cell.outputs()
 
+    b.kernel.set_daemon_grace(PATIENCE_S)
     daemon.start()
     daemon.wait_for(lambda status: sum(s.connected for s in status.sessions) == 2, "both are back")
     b.assert_intact()
@@ -132,10 +138,12 @@ def test_a_session_that_stays_out_gets_a_notice(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
     daemon = make_daemon("1x128MiB")
-    b = make_notebook(daemon, "B", mib=72, config=GRACE)
-    a = make_notebook(daemon, "A", mib=72, config=GRACE)
+    b = make_notebook(daemon, "B", mib=72, config=PATIENT)
+    a = make_notebook(daemon, "A", mib=72, config=PATIENT)
     assert b.session.state.value == "paged-out"
     assert daemon.terminate() == 0
+    for notebook in (a, b):
+        notebook.kernel.set_daemon_grace(BRIEF_S)
     cell = b.start(gpu_cells.INTACT)
     b.kernel.until(
         lambda: "stays in system RAM" in cell.stream("stderr"), "the words in the notebook"

@@ -46,7 +46,9 @@ def test_the_other_notebook_goes_on(
         died_s = watch.died_s()
         pair.speed(0)
         wait_until(lambda: pair.beat_s(b) > died_s, "B goes on; no quantum ends")
-        assert old_id not in {s.id for s in pair.daemon.status().sessions}
+        pair.daemon.wait_for(
+            lambda status: old_id not in {s.id for s in status.sessions}, "A's session ends"
+        )
         if way == "kill":
             a.kernel.restart()
         pair.forget_work(a)

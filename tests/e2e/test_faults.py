@@ -162,8 +162,9 @@ def _the_driver_refuses_once(daemon: Daemon, a: Notebook, b: Notebook) -> None:
     b.wait_state("running")
     a_cell = a.work(steps=5)
     a.finish(a_cell)
-    assert refusals(daemon, ev.PageOutRefused)[before:] == [Reason.LOCK_TIMEOUT]
-    assert b.session.problem == "", "it could be moved at the second attempt"
+    # The fault causes one; on a busy machine a lock may not be had within half a second, either.
+    assert set(refusals(daemon, ev.PageOutRefused)[before:]) == {Reason.LOCK_TIMEOUT}
+    has_problem(daemon, b, "")
     stop.touch()
     b.finish(b_cell)
 
