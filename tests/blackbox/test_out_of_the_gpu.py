@@ -22,7 +22,7 @@ LOCK = (
     ON_THE_GPU
     + """
 arguments = driver.CUcheckpointLockArgs()
-arguments.timeoutMs = 5000
+arguments.timeoutMs = 60000
 ck(driver.cuCheckpointProcessLock({pid}, arguments))
 print("locked", flush=True)
 """

@@ -178,8 +178,8 @@ CONNECTION = {
     "ip": "127.0.0.1", "transport": "tcp", "key": "a-key", "signature_scheme": "hmac-sha256",
     **dict.fromkeys(PORTS, 0),
 }  # fmt: skip
-"""A connection file whose ports the kernel chooses. If the test chose them, somebody else could take
-one before the kernel does."""
+"""A connection file whose ports the kernel chooses: somebody else could take one that the test
+chose before the kernel does."""
 
 
 def _await_ports(process: subprocess.Popen[str], file: Path) -> None:

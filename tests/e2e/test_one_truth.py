@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from daemon import wait_until
 from lab import running_lab
 from notebooks import Notebook, finish_all
 from surfaces import QUIET_S, SLACK_S, agree, unchanged, watching
@@ -122,12 +123,32 @@ class Crowd:
         before, began_s = self.daemon.status(), time.monotonic()
         rest = self.lab.rest("GET", "kiwi/api/status?history_s=0")["gpus"]
         text = self.kiwi(self.daemon, "status").out
-        self._pump_for(0.0)
+        self._pump_until_drawn(before)
         after = self.daemon.status()
         if not unchanged(first, before, after):
             return None
         lines = {name: (["", *cell.displays()])[-1] for name, cell in self.cells.items()}
         return Moment(before, text, rest[0], lines, time.monotonic() - began_s)
+
+    def _pump_until_drawn(self, status: GpuStatus) -> None:
+        """Wait until every waiting notebook has drawn its line twice more, as it does each second,
+        and every holder has removed it: a kernel that stood still shows what was. Return as well
+        once something has changed."""
+        queued = {entry.session for entry in status.queue}
+        ids = {name: notebook.id for name, notebook in self.notebooks.items()}
+        drawn = {name: len(cell.displays()) for name, cell in self.cells.items()}
+
+        def is_drawn(name: str) -> bool:
+            shown = self.cells[name].displays()
+            if ids[name] in status.holders:
+                return not any(shown[-1:])
+            return ids[name] not in queued or len(shown) >= drawn[name] + 2
+
+        def is_over() -> bool:
+            self._pump_for(0.0)
+            return all(map(is_drawn, self.cells)) or not unchanged(status, self.daemon.status())
+
+        wait_until(is_over, "the lines are drawn again")
 
     def _pump_for(self, seconds: float) -> None:
         ends_at_s = time.monotonic() + seconds

@@ -221,7 +221,8 @@ def test_a_plugin_after_one_that_was_killed(node: Node, ready: Ready) -> None:
     plugin.ended()
     assert node.socket().exists()
     kubelet.wait_healthy(0)
-    node.start_plugin()
+    kubelet.lists.clear()
+    node.start_plugin(answers_within_s=PATIENCE_S)
     kubelet.wait_healthy(2 * REPLICAS)
     assert set(kubelet.lists) == {2 * REPLICAS}  # in no list were the places missing
 

@@ -56,7 +56,7 @@ from kiwi_jupyter.server_ext.placer import Placer
 gpu_placement.WITHIN_S = {PATIENCE_S}
 Placer.__init__.__defaults__ = (None, {PATIENCE_S})
 """
-"""A busy machine may keep a daemon from answering within two seconds; then a kernel is not placed."""
+"""A kernel is not placed if a daemon, on a busy machine, does not answer within two seconds."""
 
 
 @pytest.fixture

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 REPLICAS = 4
 
+PATIENT = """
+import sys
+from kiwi_core.cli import main
+from kiwi_core.client import gpu_placement
+gpu_placement.WITHIN_S = {}
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 @dataclass
 class Plugin:
@@ -76,11 +84,16 @@ class Node:
         self.kubelets.append(FakeKubelet(self.kubelet_dir, refuse, clears=clears))
         return self.kubelets[-1]
 
-    def start_plugin(self, *args: str) -> Plugin:
+    def start_plugin(self, *args: str, answers_within_s: float | None = None) -> Plugin:
+        """Start a plugin. ``answers_within_s``: how long it waits for the daemons' answers, instead
+        of two seconds."""
+        command = ["-m", "kiwi_core.cli"]
+        if answers_within_s is not None:
+            command = ["-c", PATIENT.format(answers_within_s)]
         log_path = self.root / f"plugin-{len(self.plugins)}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "kiwi_core.cli", "device-plugin", "--log-json",
+                [sys.executable, *command, "device-plugin", "--log-json",
                  "--socket-dir", str(self.sockets), "--kubelet-dir", str(self.kubelet_dir),
                  "--cdi-dir", str(self.cdi_dir), "--features-dir", str(self.features_dir),
                  *(args or ("--replicas", str(REPLICAS)))],

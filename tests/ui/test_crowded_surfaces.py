@@ -58,6 +58,7 @@ BETWEEN: Final = 3
 """Moments between two disturbances."""
 
 SAMPLE_MS: Final = 250
+DRAWN_MS: Final = 1100
 
 TAKEN_S: Final = 180.0
 """Within this time a restarted kernel gets its turn, with three others before it."""
@@ -88,6 +89,12 @@ _READ = """() => {
     status: text(document.querySelector('[data-kiwi="status-item"]')),
   };
 }"""
+
+_READ_FRESH = f"""async () => {{
+  // The page draws its figures each second: one that has stood still does so before this ends.
+  await new Promise(resolve => setTimeout(resolve, {DRAWN_MS}));
+  return ({_READ})();
+}}"""
 
 _SAMPLE = f"""() => {{
   const read = {_READ};
@@ -335,7 +342,7 @@ class Run:
         first = self.stage.daemon.status()
         self.quiet(QUIET_S)
         before, began_s = self.stage.daemon.status(), time.monotonic()
-        page = self.page.page.evaluate(_READ)
+        page = await_in(self.page.page, _READ_FRESH)
         rest = self.stage.lab.rest("GET", "kiwi/api/status?history_s=0")["gpus"][0]
         magic = await_in(self.page.page, _ASK, [ONLOOKER, "%kiwi status"])
         text = finish(start_kiwi("status", **self.stage.daemon.env)).out

@@ -266,7 +266,7 @@ def test_two_browsers_see_the_same(
     b = pair.session(pair.b)
     for panel in panels:
         expect(panel.part("countdown")).to_contain_text(WHOLE_TURN, timeout=WHOLE_TURN_SHOWN_MS)
-    assert stage.connections() == 1
+    wait_until(lambda: stage.connections() == 1, "one connection for both")
     panels[1].part("tq").fill("300")
     panels[1].part("tq").press("Enter")
     for panel in panels:
