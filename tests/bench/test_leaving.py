@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from daemon import wait_until
 from kiwi_core import emulator
 
 LOCKED, CHECKPOINTED = 1, 2
+SLOW = 16 << 20
+"""In bytes per second."""
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -22,23 +25,27 @@ def slow_bench(*arguments: str, skip_limits: bool = True) -> BenchProcess:
     return start_bench(*usual, *arguments, skip_limits=skip_limits)
 
 
-def wait_moved(directory: Path, bench: BenchProcess) -> None:
-    """Wait until the memory of one of its programs is held or out."""
+def end_in_a_move(directory: Path, bench: BenchProcess, number: signal.Signals) -> None:
+    """Send a signal while the memory of one of its programs is held or out. Moves take so long that
+    it is still so then; afterwards they are quick, for the programs that have to end."""
+    state = private_directory(directory) / "emulated-gpus"
+    emulator.set_copy_bandwidth(state, SLOW)
 
     def look() -> bool:
         assert bench.process.poll() is None, bench.said
-        state = private_directory(directory) / "emulated-gpus"
         return any(p.state in (LOCKED, CHECKPOINTED) for p in emulator.books(state).processes)
 
     wait_until(look, "a program whose memory is moved", 60.0)
+    bench.process.send_signal(number)
+    with suppress(OSError, emulator.StateError):  # it is gone already
+        emulator.set_copy_bandwidth(state, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_in_the_middle_of_a_page_out(alone: Path, number: signal.Signals) -> None:
     bench = slow_bench()
     bench.wait_step("page-out and page-in, checkpoint")
-    wait_moved(alone, bench)
-    bench.process.send_signal(number)
+    end_in_a_move(alone, bench, number)
     code, _, err = bench.finish()
     assert code == {signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     assert "Traceback" not in err
@@ -48,8 +55,7 @@ def test_in_the_middle_of_a_page_out(alone: Path, number: signal.Signals) -> Non
 def test_in_the_middle_of_a_switch(alone: Path, number: signal.Signals) -> None:
     bench = slow_bench()
     bench.wait_step("switch between two programs")
-    wait_moved(alone, bench)
-    bench.process.send_signal(number)
+    end_in_a_move(alone, bench, number)
     code, _, err = bench.finish()
     assert code in (130, -9)
     assert "Traceback" not in err

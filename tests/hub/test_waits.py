@@ -17,6 +17,13 @@ from tests.client.scripted_daemon import ScriptedDaemon
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may keep a source from answering within three seconds."""
+    monkeypatch.setattr("kiwi_jupyter.hub.waits.WITHIN_S", 60.0)
+
+
 SINFO = """\
 kn1 75004 mixed
 kn2 1 idle

@@ -135,7 +135,7 @@ if part == "hangs":
     while True: time.sleep(1000)
 """
     )
-    run.part(part(script, "hangs", limit_s=conductor.GRACE_S + 4))
+    run.part(part(script, "hangs", limit_s=conductor.GRACE_S + 10))
     run.part(part(script, "leaves"))
     found = results(run)
     assert found["hangs"]["status"] == "ended at its limit"
