@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from installed import (
     KIWI,
@@ -196,18 +194,3 @@ def test_a_stranger_cannot_keep_the_daemon_from_starting(short: Path, how: str) 
         eventually(lambda: b"ready" in log.read_bytes(), "the stranger has the name")
         with started(command, short / "log", env):
             assert the_gpu(short)["uuid"] == gpu["uuid"]
-
-
-def test_a_second_daemon_says_who_is_first(short: Path) -> None:
-    env = environment(KIWI_SOCKET_DIR=str(short / "s"))
-    command = ["daemon", "--emulate", "1x64MiB", "--socket-dir", str(short / "s")]
-    with started([str(KIWI), *command], short / "log", env):
-        gpu = the_gpu(short)
-        done = kiwi(*command, env=env)
-        assert done.returncode == 1
-        said = done.stdout + done.stderr
-        assert "already running" in said
-        assert str(gpu["daemon_pid"]) in said
-        assert psutil.pid_exists(gpu["daemon_pid"])
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(str(short / "s" / f"{gpu['uuid']}.sock"))

@@ -131,19 +131,14 @@ def test_events_order_streams_and_measure(worker):
     assert worker.get(f"name_of({never})") == "CUDA_ERROR_INVALID_HANDLE"
 
 
-def test_async_copies_with_pinned_memory(worker):
+def test_copies_from_pinned_memory_are_asynchronous(worker):
     worker.do(
-        "import ctypes; h = int(ck(driver.cuMemHostAlloc(MIB, 0))); p = alloc(MIB)\n"
-        "s = ck(driver.cuStreamCreate(1)); ctypes.memset(h, 7, MIB)\n"
-        "stuck = Stuck(s); ck(driver.cuMemcpyHtoDAsync(p, h, MIB, s))\n"
+        "h = int(ck(driver.cuMemHostAlloc(MIB, 0))); p = alloc(MIB)\n"
+        "s = ck(driver.cuStreamCreate(1)); stuck = Stuck(s)\n"
+        "ck(driver.cuMemcpyHtoDAsync(p, h, MIB, s))\n"
         "seen = name_of(driver.cuStreamQuery, s); stuck.end()"
     )
     assert worker.get("seen") == "CUDA_ERROR_NOT_READY"
-    assert worker.get("set(read(p, MIB)) == {7}")
-    worker.do("ck(driver.cuMemsetD8(p, 9, MIB)); ck(driver.cuMemcpyDtoHAsync(h, p, MIB, s))")
-    worker.do("ck(driver.cuStreamSynchronize(s))")
-    assert worker.get("set(ctypes.string_at(h, MIB)) == {9}")
-    worker.do("ck(driver.cuMemFreeHost(h))")
 
 
 def test_stream_ordered_allocation(worker, machine):
