@@ -167,8 +167,7 @@ class StoryHandler(KiwiHandler):
     @authorized
     async def get(self, uuid: str, session: str) -> None:
         lines = await self.ask(uuid, lambda client: client.story(session))
-        told = [m.StoryLine(ago_s=line.ago_s, text=line.text) for line in lines]
-        self.say(m.Story(lines=told))
+        self.say(m.Story(lines=lines))
 
 
 class OpenApiHandler(KiwiHandler):

@@ -12,7 +12,14 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kiwi_core.states import AntiThrash, HistoryKind, Priority
-from kiwi_core.wire.messages import GpuStatus, PolicyName, QueueEntry, SessionStatus, UsageRow
+from kiwi_core.wire.messages import (
+    GpuStatus,
+    PolicyName,
+    QueueEntry,
+    SessionStatus,
+    StoryLine,
+    UsageRow,
+)
 
 UnixTime = Annotated[float, Meta(description="Unix seconds on the server's clock.")]
 
@@ -149,11 +156,6 @@ class BroughtBack(Struct, frozen=True, kw_only=True):
 
     begun: bool
     why: str
-
-
-class StoryLine(Struct, frozen=True, kw_only=True):
-    ago_s: float
-    text: str
 
 
 class Story(Struct, frozen=True, kw_only=True):

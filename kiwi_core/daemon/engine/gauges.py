@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -87,7 +87,7 @@ class GaugeReader:
             wait_s = POLL_S
             before = self.now, self._outside
             try:
-                self.now = steadied(_status(await self._gpu.gauges()), self.now)
+                self.now = steadied(GaugesStatus(**asdict(await self._gpu.gauges())), self.now)
                 self._outside = await self._programs()
             except Exception as error:  # noqa: BLE001 - a daemon must not end for want of a figure
                 log.info("the gauges cannot be read", why=str(error))
@@ -157,15 +157,6 @@ def _held_bytes(refs: Iterable[ProcessRef]) -> int:
 def _near(new: float, old: float) -> int:
     """Return ``old`` if ``new`` hardly differs from it."""
     return round(old if abs(new - old) < NEWS_SHARE * old else new)
-
-
-def _status(read: nvml.GpuGauges) -> GaugesStatus:
-    return GaugesStatus(
-        utilisation_percent=read.utilisation_percent,
-        temperature_c=read.temperature_c,
-        power_w=read.power_w,
-        power_limit_w=read.power_limit_w,
-    )
 
 
 def steadied(new: GaugesStatus, old: GaugesStatus) -> GaugesStatus:

@@ -79,12 +79,11 @@ export interface IWaiter {
   readonly waited_s: number;
   readonly expected_low_s: number | null;
   readonly expected_high_s: number | null;
-  /**
-   * `expected_wait_s`, `expected_low_s`, `expected_high_s` and this are as in `Waiting`.
-   */
+  /** The four `expected_` fields mean the same as those of `Waiting`. */
   readonly expected_why: string;
   /**
-   * True if not its turn but a fault holds it up; its session's `problem_text` names it.
+   * Whether it waits because of a fault, not for its turn. Its session's `problem_text`
+   * names the fault.
    */
   readonly blocked: boolean;
   /**
