@@ -257,7 +257,7 @@ class Channel:
         except PeerError as error:
             self.drop(link, error)
             return
-        if not link.drained:
+        if not link.drained():
             self._watcher.wake()
 
     def mend(self) -> None:
@@ -286,7 +286,7 @@ class Channel:
     def _read(self, link: DaemonSocket, *, wait: bool) -> bool:
         """Take what has arrived; false if nothing has, or if the link is gone."""
         try:
-            if link.drained and not link.fetch(wait=wait):
+            if link.drained() and not link.fetch(wait=wait):
                 return False
         except PeerError as error:
             with self.lock:
@@ -310,7 +310,7 @@ class Channel:
                     return False
                 self.received += 1
                 self.changes.tell()
-                drained = link.drained
+                drained = link.drained()
             if news is not None:
                 self._pass_on(news)
             elif drained:

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.client.channel import Channel
-from kiwi_core.client.patience import SLICE_S, Patience
+from kiwi_core.client.patience import SLICE_S
 from kiwi_core.client.requests import LeaseRequest, Request, RequestTable
 from kiwi_core.client.ticket import Ticket
 from kiwi_core.errors import CallerError, PeerError
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
         Welcome,
     )
     from kiwi_core.wire.metrics import GpuMetrics
+
+
+_SESSION: Final = Role.SESSION  # under an own name: see ``sched.model.memory``
 
 
 def loaded_cuda_library() -> str:
@@ -204,15 +207,17 @@ class Client:
                 lambda: begun.append(self._begin(blocking=True)),
                 lambda: bool(begun) and begun[0].over,
             )
-            ticket = Ticket(channel, begun[0])
-            return ticket.await_grant(on_waiting, cancelled, poll_s, timeout_s)
+            lease = begun[0]
+            if lease.granted is not None and lease.error is None:  # the usual case
+                return lease.granted
+            return Ticket(channel, lease).await_grant(on_waiting, cancelled, poll_s, timeout_s)
         except BaseException:
             # Read the table, not ``begun[0]``: the interrupt may have come before it was stored.
             # Call nothing before ``left`` is set: a second interrupt may come inside a call.
-            lease = channel.table.lease
-            if lease is not None and lease is not before and lease.owner == me:
-                lease.left = True
-                Ticket(channel, lease).cancel()
+            latest = channel.table.lease
+            if latest is not None and latest is not before and latest.owner == me:
+                latest.left = True
+                Ticket(channel, latest).cancel()
             raise
 
     def begin(self) -> Ticket:
@@ -224,11 +229,9 @@ class Client:
     def _begin(self, *, blocking: bool) -> LeaseRequest:
         channel = self._channel
         channel.check_open()
-        if self._role is not Role.SESSION:
+        if self._role is not _SESSION:
             raise CallerError("observer", "An observer never holds the GPU.")
         lease = channel.table.begin(threading.get_ident(), blocking=blocking)
-        lease.silence = Patience(channel.grace_s)
-        lease.attempts = channel.attempts
         if channel.link is None:
             channel.hurry()
         channel.send_due()

@@ -17,7 +17,7 @@ from kiwi_core.wire.legality import Conversation
 from kiwi_core.wire.messages import PROTOCOL, Error, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from kiwi_core.wire.messages import ClientMessage, DaemonMessage, Hello
@@ -26,6 +26,7 @@ BRIEFLY_S: Final = 0.005
 """How long a caller reads the socket itself before it leaves that to the client's thread: enough
 for many round trips on an idle machine, and too short for a person to notice."""
 
+_REQUEST_MAX_BYTES: Final = DEFAULTS.request_max_bytes
 _CHUNK_BYTES: Final = 64 * 1024
 # Plain integers, because each `|` of the enumeration's members costs a microsecond.
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT)
@@ -92,13 +93,12 @@ class DaemonSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self.fileno: Callable[[], int] = sock.fileno
+        """Returns -1 once it is closed."""
         self._outgoing = _Outgoing(Conversation(), b"", 0)
         self._incoming = _Incoming(FrameReader(DEFAULTS.frame_max_bytes))
         # One system call waits a moment and reads: this is the fast path.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(BRIEFLY_S))
-
-    def fileno(self) -> int:
-        return self._sock.fileno()
 
     @property
     def conversation(self) -> Conversation:
@@ -119,13 +119,14 @@ class DaemonSocket:
         ``PeerError`` "disconnected" if the daemon is gone or takes nothing.
         """
         self.flush()
-        data = encode(message, DEFAULTS.request_max_bytes)
-        conversation = self.conversation.copy()
+        data = encode(message, _REQUEST_MAX_BYTES)
+        before = self._outgoing
+        conversation = before.conversation.copy()
         try:
             conversation.accept(message)
         except PeerError as error:
             raise CallerError(error.code, error.message, error.remedy) from None
-        self._outgoing = _Outgoing(conversation, data, request or self.last_request)
+        self._outgoing = _Outgoing(conversation, data, request or before.last_request)
         self.flush()
 
     def flush(self) -> None:
@@ -187,7 +188,6 @@ class DaemonSocket:
             raise incoming.fault
         return incoming.messages
 
-    @property
     def drained(self) -> bool:
         """Return whether ``messages`` would have nothing, neither a message nor a fault."""
         incoming = self._incoming

@@ -13,7 +13,6 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.patience import Patience
 from kiwi_core.errors import CallerError, KiwiError, PeerError
 from kiwi_core.wire.legality import ANSWERS
 from kiwi_core.wire.messages import (
@@ -56,11 +55,17 @@ class LeasePhase(Enum):
     """The cell is over, but threads or tasks that it left behind still use the GPU."""
 
 
+# Under own names: see ``sched.model.memory``.
+IDLE: Final = LeasePhase.IDLE
+WAITING: Final = LeasePhase.WAITING
+HELD: Final = LeasePhase.HELD
+LINGERING: Final = LeasePhase.LINGERING
+
+
 class LeaseRequest:
     """One request for the GPU. It is over when granted, failed or cancelled."""
 
     __slots__ = (
-        "attempts",
         "blocking",
         "burst",
         "ended",
@@ -68,8 +73,6 @@ class LeaseRequest:
         "granted",
         "left",
         "owner",
-        "received",
-        "silence",
         "waiting",
         "withdrawn",
     )  # fmt: skip
@@ -94,11 +97,6 @@ class LeaseRequest:
         """The phase after the burst, ``IDLE`` or ``LINGERING``; None before its end."""
         self.withdrawn = False
         """Whether the daemon has confirmed that the place in the queue is free."""
-        self.attempts = 0
-        """The channel's count of failed attempts to reconnect when this began."""
-        self.received = 0
-        self.silence = Patience(None)
-        """How long the daemon has sent nothing since message number ``received``."""
 
     @property
     def over(self) -> bool:
@@ -107,8 +105,8 @@ class LeaseRequest:
     @property
     def phase(self) -> LeasePhase:
         if self.error is not None or self.left:
-            return LeasePhase.IDLE
-        return self.ended or (LeasePhase.WAITING if self.granted is None else LeasePhase.HELD)
+            return IDLE
+        return self.ended or (WAITING if self.granted is None else HELD)
 
 
 class Request:
@@ -172,15 +170,14 @@ class RequestTable:
         """Ask for the next burst. Raises ``CallerError`` "in-burst"."""
         last = self.lease
         mine = last is not None and last.blocking and last.owner == owner
-        if last is not None and mine and last.phase is LeasePhase.WAITING:
+        if last is not None and mine and last.phase is WAITING:
             # This thread is here again, so its earlier acquire has ended: a second interrupt came
             # while the first one was handled.
             last.error = LeaseCancelled()
-        if self.phase in (LeasePhase.WAITING, LeasePhase.HELD):
+        if self.phase in (WAITING, HELD):
             raise CallerError(
                 "in-burst",
-                f"This process already {'holds' if self.phase is LeasePhase.HELD else 'waits for'}"
-                " the GPU.",
+                f"This process already {'holds' if self.phase is HELD else 'waits for'} the GPU.",
                 "End that burst, or cancel that wait, first.",
             )
         self._numbers.last += 1
@@ -189,7 +186,7 @@ class RequestTable:
 
     @property
     def phase(self) -> LeasePhase:
-        return LeasePhase.IDLE if self.lease is None else self.lease.phase
+        return IDLE if self.lease is None else self.lease.phase
 
     @property
     def burst(self) -> int:
@@ -198,16 +195,16 @@ class RequestTable:
 
     @property
     def in_burst(self) -> bool:
-        return self.phase in (LeasePhase.HELD, LeasePhase.LINGERING)
+        return self.phase in (HELD, LINGERING)
 
     def end(self, *, lingering: bool) -> None:
         """End the burst, if there is one."""
         if self.lease is not None and self.in_burst:
-            self.lease.ended = LeasePhase.LINGERING if lingering else LeasePhase.IDLE
+            self.lease.ended = LINGERING if lingering else IDLE
 
     def give_up(self, lease: LeaseRequest, why: KiwiError) -> None:
         """End ``lease``, whether it waits or is held."""
-        if lease.phase in (LeasePhase.WAITING, LeasePhase.HELD):
+        if lease.phase in (WAITING, HELD):
             lease.error = why
 
     def next_message(self, conversation: Conversation) -> ClientMessage | None:
@@ -215,17 +212,17 @@ class RequestTable:
         phase, lease = self.phase, self.lease
         same = lease is not None and lease.burst == conversation.burst
         if conversation.in_burst:
-            if same and phase in (LeasePhase.WAITING, LeasePhase.HELD):
+            if same and phase in (WAITING, HELD):
                 return None
-            if same and phase is LeasePhase.LINGERING:
+            if same and phase is LINGERING:
                 return EndBurst(burst=conversation.burst, lingering=True)
             granted = same and lease is not None and lease.granted is not None
             if conversation.asked == conversation.burst and not granted:
                 return Withdraw(burst=conversation.burst)
             return EndBurst(burst=conversation.burst)
-        if conversation.lingering and same and phase is LeasePhase.IDLE:
+        if conversation.lingering and same and phase is IDLE:
             return EndBurst(burst=conversation.burst)
-        if lease is not None and phase is LeasePhase.WAITING and conversation.asked < lease.burst:
+        if lease is not None and phase is WAITING and conversation.asked < lease.burst:
             return Acquire(burst=lease.burst)
         return None
 
@@ -263,7 +260,9 @@ class RequestTable:
         message = messages[0]
         if isinstance(message, (Granted, Waiting, Withdrawn)):
             self._handle_burst_message(message)
-        elif isinstance(message, Error):
+            messages.popleft()
+            return self.unforeseen if message is self.unforeseen else None
+        if isinstance(message, Error):
             if self._handle_error(message, messages):
                 return None
         elif isinstance(message, StatusReport):
@@ -275,23 +274,21 @@ class RequestTable:
         elif not isinstance(message, UserNotice):
             raise _unexpected(message)
         messages.popleft()
-        is_news = isinstance(message, UserNotice) or (message is self.unforeseen)
-        return message if is_news else None  # type: ignore[return-value]  # one of these two
+        return message if isinstance(message, UserNotice) else None
 
     def _handle_burst_message(self, message: Granted | Waiting | Withdrawn) -> None:
-        if not message.burst:
-            self.unforeseen = message if isinstance(message, Waiting) else None
-            return
-        if message.burst > self.burst:
-            raise _unexpected(message)
         lease = self.lease
         if lease is None or message.burst != lease.burst:
-            return  # about a wait that was given up while this message was on its way
-        if isinstance(message, Withdrawn):
+            if not message.burst:
+                self.unforeseen = message if isinstance(message, Waiting) else None
+            elif message.burst > self.burst:
+                raise _unexpected(message)
+            # else it is about a wait that was given up while the message was on its way
+        elif isinstance(message, Withdrawn):
             lease.withdrawn = True
         elif isinstance(message, Waiting):
             lease.waiting = message
-        elif lease.phase is not LeasePhase.IDLE:
+        elif lease.phase is not IDLE:
             if lease.granted is not None:
                 lease.waiting = None  # the burst goes on after a suspension
             lease.granted = message
@@ -329,7 +326,7 @@ class RequestTable:
         lease = self.lease
         asked = [r for r in self._open() if error.about in ("", _tag(r.message))]
         if error.about in ("acquire", "withdraw") or not (error.about or asked):
-            if lease is not None and lease.phase is LeasePhase.WAITING:
+            if lease is not None and lease.phase is WAITING:
                 lease.error = _failure(error)
         elif asked:
             self._hand_over(asked[0], messages)
@@ -347,7 +344,7 @@ class RequestTable:
 
     def daemon_full(self) -> None:
         """Tell the waiting caller that the daemon accepts no more connections now."""
-        if self.lease is not None and self.lease.phase is LeasePhase.WAITING:
+        if self.lease is not None and self.lease.phase is WAITING:
             burst = self.lease.burst
             self.lease.waiting = Waiting(burst=burst, position=0, ahead=0, activity=FULL)
 

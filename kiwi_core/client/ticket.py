@@ -31,6 +31,11 @@ class Ticket:
     def __init__(self, channel: Channel, lease: LeaseRequest) -> None:
         self._channel = channel
         self._lease = lease
+        self._attempts = channel.attempts
+        """The channel's count of failed attempts to reconnect when the wait began."""
+        self._received = 0
+        self._silence = Patience(channel.grace_s)
+        """How long the daemon has sent nothing since message number ``_received``."""
 
     @property
     def burst(self) -> int:
@@ -103,12 +108,8 @@ class Ticket:
         poll_s: float,
         timeout_s: float | None,
     ) -> Granted:
-        """Wait for the grant, as ``Client.acquire`` says."""
+        """Wait for the grant, as ``Client.acquire`` says, if it does not come at once."""
         channel, lease = self._channel, self._lease
-        if lease.over:  # the usual case
-            granted = self.poll()
-            assert granted is not None
-            return granted
         patience = Patience(timeout_s)
         shown: Waiting | None = None
         while (granted := self.poll()) is None:
@@ -131,14 +132,14 @@ class Ticket:
     def _check_silence(self) -> None:
         """Ping a daemon that is silent, and drop the link if it does not answer. A live daemon
         sends something about every second to a client that waits."""
-        channel, lease = self._channel, self._lease
-        silence = lease.silence
-        if lease.received != channel.received or channel.link is None:
-            lease.received = channel.received
+        channel = self._channel
+        silence = self._silence
+        if self._received != channel.received or channel.link is None:
+            self._received = channel.received
             silence.restart()
             return
         asked = silence.spent_s * 2 > channel.grace_s
-        patient = silence.tick() or channel.last_look(lambda: channel.received != lease.received)
+        patient = silence.tick() or channel.last_look(lambda: channel.received != self._received)
         with channel.lock:
             if not patient:
                 channel.away_s = max(channel.away_s, silence.spent_s)
@@ -153,5 +154,5 @@ class Ticket:
         if channel.link is not None or channel.away_s < channel.grace_s:
             return
         with channel.lock:
-            if lease.attempts < channel.attempts and not lease.over and channel.link is None:
+            if self._attempts < channel.attempts and not lease.over and channel.link is None:
                 channel.table.give_up(lease, channel.why_away())
