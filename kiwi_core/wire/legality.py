@@ -29,6 +29,8 @@ class ConnectionState(Enum):
     """A session that said goodbye and gets its memory back into the GPU."""
 
 
+_SESSION: Final = ConnectionState.SESSION  # under an own name: see ``sched.model.memory``
+
 Move: TypeAlias = "type[m.ClientMessage] | m.Role"
 """What a client does: a message, or a hello in one of the roles."""
 
@@ -97,7 +99,7 @@ class Conversation:
         Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another version,
         "out-of-order" for anything else that may not come now.
         """
-        if type(message) is m.Acquire and self.state is ConnectionState.SESSION:
+        if type(message) is m.Acquire and self.state is _SESSION:
             # A shortcut with the same result as the table, because somebody waits for this grant.
             # The table allows an acquire in no other state.
             self._check_acquire(message)
