@@ -285,10 +285,10 @@ class GpuDaemon:
         )  # fmt: skip
         self._announcer: Announcer = Announcer(self._connections, reporter)
         self._core.subscribers = [
-            journal,
-            # Early: sessions wait for the grant.
+            # First: sessions wait for the grant.
             Messenger(self._core, self._registry, end_after_s),
             self._core,
+            journal,
             gates,
             tally,
             self._library_ram,

@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         try:
             if isinstance(line, PeerError):
                 raise line
-            self._take(line)
+            self._take(decode_client(line))
         except PeerError as error:
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
             self.end_with(error)
@@ -262,8 +262,7 @@ class Connection(asyncio.Protocol):
             self._silence.cancel()
             self._silence = None
 
-    def _take(self, line: bytes) -> None:
-        message = decode_client(line)
+    def _take(self, message: ClientMessage) -> None:
         try:
             self._conversation.accept(message)
             if self._silence is not None:

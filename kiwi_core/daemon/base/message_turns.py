@@ -177,7 +177,9 @@ class MessageTurns:
         now_ns = time.monotonic_ns()
         took_ns = now_ns - began_ns
         account = talker.account
-        amount = max(1.0, (time.thread_time_ns() - began_cpu_ns) / REQUEST_NS)
+        amount = 1.0
+        if took_ns > REQUEST_NS:  # otherwise the CPU time is no longer either
+            amount = max(amount, (time.thread_time_ns() - began_cpu_ns) / REQUEST_NS)
         account.bucket.spend(amount, now_ns)
         talker.bucket.spend(amount, now_ns)
         if not self._spent_ns:

@@ -83,6 +83,7 @@ class Core:
         """Tell the scheduler what happened and carry out what it orders."""
         now_ns = time.monotonic_ns()
         actions = self.scheduler.handle(event, now_ns)
+        self._journal.record(now_ns, event, actions)  # whatever a subscriber does
         step = Step(event, actions, self.scheduler.happenings, now_ns)
         for subscriber in self.subscribers:
             subscriber.after(step)

@@ -38,7 +38,8 @@ RETRY_S = 5.0
 
 
 class Journal:
-    """A subscriber (``steps``). ``record`` only stores an event; ``flush`` writes, soon after."""
+    """The core calls ``record``, which only stores an event, before any subscriber gets the step.
+    As a subscriber (``steps``) itself, the journal sees to it that the event is written soon."""
 
     def __init__(self, path: Path, header: JournalHeader, max_bytes: int) -> None:
         self._path = path
@@ -55,8 +56,7 @@ class Journal:
         if not self._begin(header):
             self._failed(0)
 
-    def after(self, step: Step) -> None:
-        self.record(step.now_ns, step.event, step.actions)
+    def after(self, _step: Step) -> None:
         if not self._flush_due:
             # Write after the grant has left, and after the next request of a client that loops
             # quickly: a waiting client must not wait for the journal.

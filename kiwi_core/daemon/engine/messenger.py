@@ -45,11 +45,11 @@ class Messenger:
         if member is None:
             return
         member.in_burst, member.waiting = True, False
-        if member.own_burst:
-            asyncio.get_running_loop().call_soon(self._linger, action)
         if member.connection is not None:
             quantum_s = ns_to_seconds(action.quantum_ns)
             member.connection.send(Granted(burst=member.client_burst, quantum_s=quantum_s))
+        if member.own_burst:
+            asyncio.get_running_loop().call_soon(self._linger, action)
         self._core.observer.somebody_runs()
 
     def _linger(self, granted: Grant) -> None:

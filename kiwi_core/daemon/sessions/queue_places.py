@@ -47,7 +47,9 @@ class QueuePlaces:
             # The client and a call at its gate may both ask. Keep the client's number (the gate's
             # is 0): one burst serves both.
             outside[member] = client_burst or outside[member]
-        elif runs or self._has_place(member):
+        elif member in self._inside.get(member.uid, ()):  # the usual case
+            self._enqueue(member, client_burst)
+        elif runs or self._has_place_for(member.uid):
             self._enter(member, client_burst)
         else:
             self._outside.setdefault(member.uid, {})[member] = client_burst
@@ -73,13 +75,11 @@ class QueuePlaces:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _has_place(self, member: SessionRecord) -> bool:
-        inside = self._inside.get(member.uid, set())
-        if member in inside:
-            return True
-        if len(inside) >= self._share.limit.per_user:
-            self._look_through(member.uid)
-        return self._share.may(member.uid)
+    def _has_place_for(self, uid: int) -> bool:
+        """Return whether a member of ``uid`` that is not inside may enter."""
+        if len(self._inside.get(uid, ())) >= self._share.limit.per_user:
+            self._look_through(uid)
+        return self._share.may(uid)
 
     def _enter(self, member: SessionRecord, client_burst: int) -> None:
         inside = self._inside.setdefault(member.uid, set())
