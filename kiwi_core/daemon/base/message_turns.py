@@ -32,6 +32,10 @@ a round of the event loop (20 µs), short against what people notice."""
 TURNS_NS: Final = 2 * NS_PER_MS
 """Time for all turns before the loop handles other events."""
 
+UNNOTED_NS: Final = SLICE_NS // 4
+"""Time for messages handled at once that may be left from earlier rounds of the loop. To begin a
+new round after each message would take a quarter of the time of an ordinary one."""
+
 REQUEST_NS: Final = NS_PER_MS // 10
 """A message that takes longer counts as several requests: the status of a thousand sessions is not
 a ``ping``. An ordinary message takes half of this. Only the CPU time of the daemon's thread counts:
@@ -74,8 +78,8 @@ class TokenBucket:
         return self._level >= self._most
 
     def _fill(self, now_ns: int) -> None:
-        if self._at_ns:
-            self._level = min(self._most, self._level + (now_ns - self._at_ns) * self._per_ns)
+        level = self._level + (now_ns - self._at_ns) * self._per_ns
+        self._level = level if level < self._most else self._most
         self._at_ns = now_ns
 
 
@@ -114,7 +118,7 @@ class UserTurns:
         self.in_line = False
         """True while in line, or asleep until its stock refills."""
         self.spent_ns = 0
-        """Time spent on this user in this round of the loop."""
+        """Time spent on this user in this round of the loop (and, up to ``UNNOTED_NS``, before)."""
 
 
 class MessageTurns:
@@ -131,6 +135,8 @@ class MessageTurns:
         self._serving = False
         self._spenders: list[UserTurns] = []
         self._spent_ns = 0
+        self._round_ends = False
+        """True while the end of this round is due."""
 
     # --- users ----------------------------------------------------------------------------------
 
@@ -182,12 +188,13 @@ class MessageTurns:
             amount = max(amount, (time.thread_time_ns() - began_cpu_ns) / REQUEST_NS)
         account.bucket.spend(amount, now_ns)
         talker.bucket.spend(amount, now_ns)
-        if not self._spent_ns:
-            self._loop.call_soon(self._new_round)
         if not account.spent_ns:
             self._spenders.append(account)
         account.spent_ns += took_ns
         self._spent_ns += took_ns
+        if self._spent_ns > UNNOTED_NS and not self._round_ends:
+            self._round_ends = True
+            self._loop.call_soon(self._new_round)
         return now_ns
 
     def _new_round(self) -> None:
@@ -195,6 +202,7 @@ class MessageTurns:
             account.spent_ns = 0
         self._spenders.clear()
         self._spent_ns = 0
+        self._round_ends = False
 
     # --- in line --------------------------------------------------------------------------------
 
