@@ -7,17 +7,17 @@ to all before this one goes on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from msgspec import Struct
 
-    from kiwi_core.sched.actions import Action
-    from kiwi_core.sched.events import Event
-    from kiwi_core.sched.model.happenings import Happening
+from kiwi_core.sched.actions import Action
+from kiwi_core.sched.events import Event
+from kiwi_core.sched.model.happenings import Happening
 
 
-class Step(NamedTuple):
+class Step(Struct, frozen=True):
     event: Event
     actions: Sequence[Action]
     """What the scheduler orders, in order."""
