@@ -169,17 +169,16 @@ class RequestTable:
     def begin(self, owner: int, *, blocking: bool) -> LeaseRequest:
         """Ask for the next burst. Raises ``CallerError`` "in-burst"."""
         last = self.lease
-        mine = last is not None and last.blocking and last.owner == owner
-        if last is not None and mine and last.phase is WAITING:
+        if last is not None and (phase := last.phase) in (WAITING, HELD):
+            if phase is HELD or not (last.blocking and last.owner == owner):
+                raise CallerError(
+                    "in-burst",
+                    f"This process already {'holds' if phase is HELD else 'waits for'} the GPU.",
+                    "End that burst, or cancel that wait, first.",
+                )
             # This thread is here again, so its earlier acquire has ended: a second interrupt came
             # while the first one was handled.
             last.error = LeaseCancelled()
-        if self.phase in (WAITING, HELD):
-            raise CallerError(
-                "in-burst",
-                f"This process already {'holds' if self.phase is HELD else 'waits for'} the GPU.",
-                "End that burst, or cancel that wait, first.",
-            )
         self._numbers.last += 1
         self.lease = lease = LeaseRequest(self._numbers.last, owner, blocking=blocking)
         return lease
@@ -209,7 +208,8 @@ class RequestTable:
 
     def next_message(self, conversation: Conversation) -> ClientMessage | None:
         """Return what to send next about the burst, after ``conversation``; ``None``: nothing."""
-        phase, lease = self.phase, self.lease
+        lease = self.lease
+        phase = IDLE if lease is None else lease.phase
         same = lease is not None and lease.burst == conversation.burst
         if conversation.in_burst:
             if same and phase in (WAITING, HELD):
