@@ -95,7 +95,7 @@ def test_cancelling_withdraws(daemon: ScriptedDaemon, client: Client) -> None:
     daemon.grants = False
     with pytest.raises(LeaseCancelled):
         client.acquire(cancelled=lambda: bool(daemon.received(Acquire)), poll_s=0.01)
-    assert daemon.received(Withdraw) == [Withdraw(burst=1)]
+    assert daemon.await_received(Withdraw) == [Withdraw(burst=1)]
     daemon.grants = True
     assert client.acquire().burst == 2
 
