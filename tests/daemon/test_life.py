@@ -192,9 +192,8 @@ def test_a_full_disk_costs_the_journal_not_the_sessions(
         assert first.intact()
         assert second.intact()
         assert first.intact()
-        errors = " ".join(daemon.status().errors)
-        assert "journal lost" in errors
-        assert "state directory cannot be written" in errors
+        for words in ("journal lost", "state directory cannot be written"):
+            daemon.wait_for(lambda s, words=words: words in " ".join(s.errors), words)
         (small / "filler").unlink()
         (small / "more").unlink()
         assert second.intact()

@@ -121,8 +121,10 @@ def test_with_mig_no_move_is_ever_tried(start: Start, program: Program) -> None:
     tried = emulator.Faults(daemon.state_path)
     tried.set("checkpoint_fail", count=-1)  # counts each checkpoint that reaches a program
     killed = daemon.kill_child()
-    daemon.wait_for(lambda s: s.daemon_pid != killed, "a daemon that has seen it")
-    assert any("MIG" in error and "-mig 0" in error for error in daemon.status().errors)
+    daemon.wait_for(
+        lambda s: s.daemon_pid != killed and any("MIG" in e and "-mig 0" in e for e in s.errors),
+        "a daemon that has seen it",
+    )
     assert "MIG" in seen(daemon)
     one, beside = program(daemon, 40), program(daemon, 35)
     one.start_burst()
