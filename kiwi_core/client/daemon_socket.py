@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import struct
@@ -238,6 +239,9 @@ def _connect(sock: socket.socket, path: Path, patience: Patience) -> None:
 def _connected(sock: socket.socket, path: Path) -> bool:
     try:
         sock.connect(str(path))
+        # Fails if a signal cut the wait short, or a freeze: Python takes such a ``connect`` for a
+        # success.
+        sock.getpeername()
     except BlockingIOError:
         return False
     except PermissionError as error:
@@ -247,6 +251,8 @@ def _connected(sock: socket.socket, path: Path) -> bool:
             "Ask the administrator of this machine to add you to the group that owns it.",
         ) from error
     except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            return False
         raise no_daemon(path, error.strerror or str(error)) from error
     return True
 

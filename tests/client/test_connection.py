@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -84,6 +85,18 @@ def test_a_daemon_that_accepts_nobody_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(PeerError, match="accepts no connections") as caught:
             Client(path, connect_timeout_s=0.3).connect()
     assert caught.value.code == "no-daemon"
+
+
+def test_a_signal_does_not_end_the_wait_for_a_daemon_that_accepts_nobody(tmp_path: Path) -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _frame: came.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        test_a_daemon_that_accepts_nobody_is_given_up(tmp_path)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert came
 
 
 @pytest.mark.parametrize(
