@@ -83,7 +83,8 @@ class Core:
         """Tell the scheduler what happened and carry out what it orders."""
         now_ns = time.monotonic_ns()
         actions = self.scheduler.handle(event, now_ns)
-        self._journal.record(now_ns, event, actions)  # whatever a subscriber does
+        # First, so that it is recorded before an action is performed, whatever a subscriber does.
+        self._journal.record(now_ns, event, actions)
         step = Step(event, actions, self.scheduler.happenings, now_ns)
         for subscriber in self.subscribers:
             subscriber.after(step)
