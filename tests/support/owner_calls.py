@@ -43,7 +43,7 @@ def books() -> dict[str, int]:
 
 
 def arena() -> dict[str, int]:
-    names = ("pinned", "pageable", "used", "limit", "refused")
+    names = ("pinned", "pageable", "used", "refused")
     return _numbers(library.kiwi_preload_test_arena_books, names)
 
 
@@ -79,9 +79,19 @@ def fault(kind: str, skip: int = 0, count: int = 1) -> None:
     library.kiwi_preload_test_fault(FAULTS.index(kind), skip, count)
 
 
-def prepare(limit: int = 2**63) -> None:
+def prepare() -> None:
     """Pin host memory in the background, as with a daemon."""
-    library.kiwi_preload_test_arena(1, ctypes.c_uint64(limit))
+    library.kiwi_preload_test_arena(1)
+
+
+def allow(size_bytes: int = 2**64 - 1) -> None:
+    """Limit the memory that is held in advance, as a daemon does."""
+    library.kiwi_preload_test_allow(ctypes.c_uint64(size_bytes))
+
+
+def machine_has(size_bytes: int) -> None:
+    """Limit the RAM that the library can get from the machine."""
+    library.kiwi_preload_test_machine(ctypes.c_uint64(size_bytes))
 
 
 def until(what: Any, said: str, within_s: float = 60.0) -> None:

@@ -13,7 +13,7 @@
 
 pthread_mutex_t kp_arena_mu = PTHREAD_MUTEX_INITIALIZER;
 struct kp_piece *kp_pieces;
-struct kp_arena_books kp_arena_totals = {.limit = UINT64_MAX};
+struct kp_arena_books kp_arena_totals;
 int kp_arena_node = -1;
 
 size_t kp_piece_bytes(void) {
@@ -38,14 +38,10 @@ static struct kp_piece *new_piece(size_t bytes) {
 }
 
 uint64_t kp_arena_growth(void) {
-    uint64_t limit = kp_arena_totals.limit, total = kp_arena_total_bytes();
-    uint64_t by_limit = limit > total ? limit - total : 0;
     uint64_t host = kp_host_available();
     /* The machine does not count pages of pageable pieces that were never touched: there are few, because
      * pieces are added one at a time, and only when the others are full. */
-    uint64_t by_host = host > HOST_RESERVE_BYTES ? host - HOST_RESERVE_BYTES : 0;
-    uint64_t least = by_limit < by_host ? by_limit : by_host;
-    return least / KP_ARENA_UNIT * KP_ARENA_UNIT;
+    return host > HOST_RESERVE_BYTES ? (host - HOST_RESERVE_BYTES) / KP_ARENA_UNIT * KP_ARENA_UNIT : 0;
 }
 
 struct kp_piece *kp_piece_grow(size_t need) {
@@ -116,18 +112,11 @@ static void give(struct kp_copy *copy) {
     *copy = (struct kp_copy){0};
 }
 
-/* Returns the bytes that may still be handed out; pieces above a lowered limit are not used any more. */
-static uint64_t within_limit(void) {
-    uint64_t used = kp_arena_totals.used, limit = kp_arena_totals.limit;
-    return used < limit ? limit - used : 0;
-}
-
 bool kp_arena_take(struct kp_copy *copy, size_t bytes) {
     size_t left = (bytes + KP_ARENA_UNIT - 1) / KP_ARENA_UNIT;
     *copy = (struct kp_copy){0};
     pthread_mutex_lock(&kp_arena_mu);
-    bool allowed = within_limit() >= left * KP_ARENA_UNIT;
-    while (allowed && left) {
+    while (left) {
         size_t got = take_from(copy, NULL, true, left);
         if (!got) got = take_from(copy, NULL, false, left);
         if (!got) {
@@ -154,9 +143,8 @@ uint64_t kp_arena_room(void) {
     pthread_mutex_lock(&kp_arena_mu);
     uint64_t room = kp_arena_growth();
     for (struct kp_piece *p = kp_pieces; p; p = p->next) room += p->busy ? 0 : p->free_units * KP_ARENA_UNIT;
-    uint64_t most = within_limit();
     pthread_mutex_unlock(&kp_arena_mu);
-    return room < most ? room : most;
+    return room;
 }
 
 void kp_arena_books(struct kp_arena_books *out) {

@@ -26,7 +26,6 @@ struct kp_copy { /* the host copy of a chunk */
 struct kp_arena_books {
     uint64_t pinned, pageable; /* what exists */
     uint64_t used;             /* handed out */
-    uint64_t limit;
     uint64_t refused; /* pieces that could not be pinned */
 };
 
@@ -35,8 +34,6 @@ void kp_arena_enable(bool on);
 /* Limits the host memory that is held in advance, for speed. Called by the link. Free memory above the limit
  * is given back in the background; a page-out takes what it needs all the same. */
 void kp_arena_allow(uint64_t bytes);
-/* Limits all host memory of the arena, whatever it is for. Called by tests. */
-void kp_arena_limit(uint64_t bytes);
 /* Sets how much memory may have to be paged out. Called by the owner when that changes. Memory far above it is
  * given back. */
 void kp_arena_aim(uint64_t bytes);

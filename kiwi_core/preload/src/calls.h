@@ -45,8 +45,6 @@ struct kp_symbol *kp_symbol_named(const char *symbol);
 void *kp_wrapper_of_symbol(const char *name, void *real);
 /* Returns the wrapper of `real`, which cuGetProcAddress(name, version, flags) returned. */
 void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t flags);
-/* Returns the number of looked-up functions that Kiwi does not know. */
-unsigned kp_unknown_seen(void);
 
 /* Returns the driver's function, or NULL if there is none. For a wrapper that is called before its function
  * was looked up, by a program linked with libcuda. */

@@ -24,7 +24,7 @@ extern int kp_arena_node; /* NUMA node; -1: not known */
 
 size_t kp_piece_bytes(void);    /* returns the size of a new piece */
 uint64_t kp_arena_total_bytes(void); /* returns the bytes of all pieces */
-uint64_t kp_arena_growth(void); /* returns the bytes of new pieces that limit and machine allow */
+uint64_t kp_arena_growth(void); /* returns the bytes of new pieces that the machine allows */
 uint64_t kp_arena_advance_bytes(void); /* returns the bytes of pieces that may be held in advance */
 struct kp_piece *kp_piece_grow(size_t need); /* adds a pageable piece; NULL: not possible */
 struct kp_piece *kp_piece_of_size(size_t bytes);

@@ -56,7 +56,7 @@ static struct kp_piece *next_to_pin(void) {
     return bytes && kp_arena_growth() >= bytes && kp_host_to_spare(bytes) ? kp_piece_of_size(bytes) : NULL;
 }
 
-uint64_t kp_arena_advance_bytes(void) { return kp_arena_totals.limit < allowed ? kp_arena_totals.limit : allowed; }
+uint64_t kp_arena_advance_bytes(void) { return allowed; }
 
 static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
     p->busy = true;
@@ -159,14 +159,6 @@ void kp_arena_allow(uint64_t bytes) {
     bool changed = bytes != allowed;
     allowed = bytes;
     if (changed && (enabled || kp_arena_total_bytes() > bytes)) kp_pinning_wake();
-    pthread_mutex_unlock(&kp_arena_mu);
-}
-
-void kp_arena_limit(uint64_t bytes) {
-    pthread_mutex_lock(&kp_arena_mu);
-    kp_arena_totals.limit = bytes;
-    refused = false;
-    kp_pinning_wake();
     pthread_mutex_unlock(&kp_arena_mu);
 }
 

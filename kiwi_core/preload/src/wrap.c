@@ -7,10 +7,6 @@
 #include "log.h"
 #include "real.h"
 
-static unsigned unknown;
-
-unsigned kp_unknown_seen(void) { return __atomic_load_n(&unknown, __ATOMIC_RELAXED); }
-
 /* ---- by name ---- */
 
 static const struct kp_call *search(const char *name, size_t length) {
@@ -82,7 +78,6 @@ static void *new_form(const struct kp_call *call, const char *name, void *real, 
     bool gated = call && call->gated;
     void *wrapper = gated ? slot_for(kp_wides, KP_WIDES, real) : slot_for(kp_others, KP_OTHERS, real);
     bool is_new = call || !of_another_header(name);
-    if (!call && is_new) __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
     if (!wrapper) {
         kp_note("%s (interface %d) bypasses the gate: there is no wrapper left for it", name, version);
         return real;

@@ -1,3 +1,4 @@
+#include "pieces.h"
 #include "testing.h"
 
 #include <pthread.h>
@@ -22,4 +23,14 @@ void kp_fault_set(enum kp_fault kind, int skip, int count) {
     kp_faults[kind].skip = skip;
     __atomic_store_n(&kp_faults[kind].count, count, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&mu);
+}
+
+#undef kp_host_available
+#define RESERVE_BYTES ((uint64_t)256 << 20) /* as in arena.c */
+uint64_t kp_machine_bytes = UINT64_MAX;
+
+uint64_t kp_test_host_available(void) {
+    uint64_t most = __atomic_load_n(&kp_machine_bytes, __ATOMIC_RELAXED), has = kp_arena_total_bytes();
+    if (most == UINT64_MAX) return kp_host_available();
+    return RESERVE_BYTES + (most > has ? most - has : 0);
 }

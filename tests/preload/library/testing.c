@@ -2,7 +2,6 @@
 #include <stdio.h>
 
 #include "arena.h"
-#include "calls.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "move.h"
@@ -18,7 +17,6 @@ TEST(void) kiwi_preload_test_open(void) { kp_gate_open(); }
 TEST(void) kiwi_preload_test_arm(int armed) { kp_gate_arm(armed); }
 TEST(uint64_t) kiwi_preload_test_passed(void) { return __atomic_load_n(&kp_passed, __ATOMIC_ACQUIRE); }
 TEST(unsigned) kiwi_preload_test_inside(void) { return kp_gate_inside(); }
-TEST(unsigned) kiwi_preload_test_unknown(void) { return kp_unknown_seen(); }
 TEST(void) kiwi_preload_test_books(struct kp_books *books) { kp_own_books(books); }
 
 static int told(const struct kp_outcome *outcome, char *detail, size_t room) {
@@ -56,9 +54,7 @@ TEST(const char *) kiwi_preload_test_check(void) {
 TEST(void) kiwi_preload_test_fault(int kind, int skip, int count) {
     kp_fault_set((enum kp_fault)kind, skip, count);
 }
-TEST(void) kiwi_preload_test_arena(int enable, uint64_t limit) {
-    kp_arena_limit(limit);
-    kp_arena_enable(enable);
-}
+TEST(void) kiwi_preload_test_arena(int enable) { kp_arena_enable(enable); }
 TEST(void) kiwi_preload_test_allow(uint64_t bytes) { kp_arena_allow(bytes); }
 TEST(void) kiwi_preload_test_arena_books(struct kp_arena_books *books) { kp_arena_books(books); }
+TEST(void) kiwi_preload_test_machine(uint64_t bytes) { __atomic_store_n(&kp_machine_bytes, bytes, __ATOMIC_RELAXED); }

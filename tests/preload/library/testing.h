@@ -34,6 +34,11 @@ static inline bool kp_fault(enum kp_fault kind) {
  * moves. */
 const char *kp_own_check(void);
 
+/* Limits what the arena can get from the machine, including what it has. */
+extern uint64_t kp_machine_bytes;
+uint64_t kp_test_host_available(void);
+#define kp_host_available kp_test_host_available
+
 /* Incremented with release order: a reader also sees what the thread did before its call. */
 extern uint64_t kp_passed;
 static inline void kp_count_passage(void) { __atomic_fetch_add(&kp_passed, 1, __ATOMIC_RELEASE); }

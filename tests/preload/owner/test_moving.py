@@ -163,7 +163,7 @@ def test_host_memory_is_asked_for_what_is_not_out_yet(program):
     p = program()
     p.do(HELD)
     out = cut_short(p)
-    p.do(f"library.kiwi_preload_test_arena(0, ctypes.c_uint64({out} + 4 * MIB))")
+    p.do(f"machine_has({out} + 4 * MIB)")
     assert p.get("out()").startswith("refused no-host-memory: ")
     assert p.get("books()['out']") == out
     assert p.get("back()") == "moved"
@@ -251,10 +251,10 @@ def test_a_program_may_end_while_its_memory_is_out(program, world):
 def test_too_little_host_memory_is_told_before_anything_moves(program):
     p = program()
     p.do(HELD)
-    p.do("library.kiwi_preload_test_arena(0, ctypes.c_uint64(20 * MIB))")
+    p.do("machine_has(20 * MIB)")
     assert p.get("out()").startswith("refused no-host-memory: ")
     assert p.get("books()['out']") == 0
-    p.do("same(*held); library.kiwi_preload_test_arena(0, ctypes.c_uint64(60 * MIB))")
+    p.do("same(*held); machine_has(60 * MIB)")
     p.do("swap(); same(*held)")
     assert p.get("arena()['pinned'] + arena()['pageable']") <= 60 * MIB
 
@@ -267,7 +267,7 @@ def test_host_memory_is_pinned_before_it_is_needed_and_given_back_on_demand(prog
     assert p.get("arena()['used']") == 0
     p.do("swap(); same(*held)")
     assert p.get("arena()['pageable']") == 0  # nothing was added on the way
-    p.do("library.kiwi_preload_test_allow(ctypes.c_uint64(0))")
+    p.do("allow(0)")
     p.do("until(lambda: arena()['pinned'] == 0, 'nothing was given back')")
     p.do("swap(); same(*held); check()")
 
@@ -308,18 +308,8 @@ def test_a_measuring_program_waits_for_a_limit_that_is_raised_late(program):
     not wait for that measured moves through ordinary memory."""
     p = program()
     p.do("import threading; from kiwi_core.bench.work.pinned import until_pinned")
-    p.do("prepare(8 * MIB)")
+    p.do("allow(8 * MIB); prepare()")
     p.do(HELD)
     p.do("until(lambda: arena()['pinned'] == 8 * MIB, 'the limit was not reached')")
-    p.do("threading.Timer(0.3, prepare).start()")
+    p.do("threading.Timer(0.3, allow).start()")
     assert p.get("until_pinned(60) >= books()['owned']")
-
-
-def test_a_lower_limit_gives_back_what_is_free(program):
-    p = program()
-    p.do("prepare()")
-    p.do(HELD)
-    p.do("until(lambda: arena()['pinned'] >= books()['owned'], 'nothing was pinned')")
-    p.do("prepare(8 * MIB)")
-    p.do("until(lambda: arena()['pinned'] <= 8 * MIB, 'nothing was given back')")
-    p.do("same(*held)")
