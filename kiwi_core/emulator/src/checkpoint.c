@@ -55,9 +55,10 @@ static void hold(enum ke_hold how) { /* ke.mu held */
     pthread_cond_broadcast(&ke.gate); /* calls that are not held back return, or crash */
 }
 
-static void open_gate(void) { /* ke.mu held */
-    ke.hold = KE_FREE;
-    pthread_cond_broadcast(&ke.gate);
+static void hold_calls(enum ke_hold how) {
+    ke_mu_lock();
+    hold(how);
+    ke_mu_unlock();
 }
 
 /* Locks: new calls wait from now on; waits until calls and work under way end, or the time limit is over. */
@@ -80,7 +81,7 @@ static CUresult do_lock(unsigned timeout_ms) {
         set_state(KE_LOCKED);
         hold(KE_HELD);
     } else {
-        open_gate();
+        hold(KE_FREE);
     }
     ke_mu_unlock();
     return rc;
@@ -89,9 +90,7 @@ static CUresult do_lock(unsigned timeout_ms) {
 static CUresult do_unlock(void) {
     if (state_now() != KE_LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
     set_state(KE_RUNNING);
-    ke_mu_lock();
-    open_gate();
-    ke_mu_unlock();
+    hold_calls(KE_FREE);
     return CUDA_SUCCESS;
 }
 
@@ -145,14 +144,14 @@ static void give_memory_back(void) {
     }
 }
 
-static void park(uint32_t checkpoints) { /* takes the memory off the GPU's books */
+static void park(void) { /* takes the memory off the GPU's books */
     ke_state_lock(ke.state);
     if (ke_proc_ours(ke.slot)) {
         memcpy(parked_context, ke.slot->context_bytes, sizeof parked_context);
         memcpy(ke.slot->parked_bytes, ke.slot->device_bytes, sizeof ke.slot->parked_bytes);
         memset(ke.slot->context_bytes, 0, sizeof ke.slot->context_bytes);
         memset(ke.slot->device_bytes, 0, sizeof ke.slot->device_bytes);
-        ke.slot->checkpoints += checkpoints;
+        ke.slot->checkpoints++;
         ke.slot->state = KE_CHECKPOINTED;
     }
     ke_state_unlock(ke.state);
@@ -162,13 +161,7 @@ static void park(uint32_t checkpoints) { /* takes the memory off the GPU's books
 static void give_back(void) {
     for (size_t i = 0; i < ke_map_count(); i++) ke_map_apply(ke_map_index(i), PROT_NONE);
     give_memory_back();
-    park(1);
-}
-
-static void hold_calls(enum ke_hold how) {
-    ke_mu_lock();
-    hold(how);
-    ke_mu_unlock();
+    park();
 }
 
 /* Breaks the contexts although the checkpoint is refused, as driver 595 did with managed memory. */

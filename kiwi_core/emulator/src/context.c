@@ -3,8 +3,6 @@
 
 #include "emu.h"
 
-#define MAGIC 0xC0DE0001u
-
 /* By CUlimit: stack, printf and heap, nested launches (depth, count), L2 fetch granularity, persisting L2,
  * and limits of CIG contexts, which are not emulated. */
 static const size_t default_limits[KE_LIMITS] = {1024, 1u << 20, 8u << 20, 2, 2048, 64, 0, 0, 0, 0};
@@ -48,7 +46,6 @@ static CUresult bring_up(CUcontext c) {
 CUcontext ke_context_new(unsigned dev, unsigned flags, bool primary) {
     CUcontext c = calloc(1, sizeof *c);
     if (!c) return NULL;
-    c->magic = MAGIC;
     c->dev = dev;
     c->flags = flags;
     c->primary = primary;

@@ -65,7 +65,6 @@ struct ke_nodes { /* a set of nodes of one graph */
 };
 
 struct CUstream_st {
-    uint32_t magic;
     bool alive, started;
     CUcontext ctx;
     unsigned flags;
@@ -103,7 +102,6 @@ struct CUmemPoolHandle_st {
 };
 
 struct CUctx_st {
-    uint32_t magic;
     bool alive, primary;
     struct CUctx_st *green_of; /* of a green context: the primary context, which owns its memory */
     unsigned dev, flags, version;

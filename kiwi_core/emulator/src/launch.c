@@ -10,7 +10,6 @@
 #include "emu.h"
 
 #define IMAGE "kiwi-emulated-module"
-#define MODULE_MAGIC 0x30D01Eu
 #define PARAMS_MAX 4
 #define SPIN_SLICE_NS 5000000ull
 
@@ -96,9 +95,7 @@ struct function {
 };
 
 struct module { /* a CUmodule or CUlibrary */
-    uint32_t magic;
-    bool alive, library;
-    CUcontext ctx;
+    bool alive;
     struct function functions[KERNEL_COUNT];
     struct module *next;
 };
@@ -136,17 +133,14 @@ static bool known_ptx(const char *image) {
 }
 
 static CUresult load(void **out, const void *image, bool library) {
-    CUcontext ctx = NULL;
+    CUcontext ctx;
     if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = library ? CUDA_SUCCESS : ke_current(&ctx);
     if (rc != CUDA_SUCCESS) return rc;
     if (strncmp(image, IMAGE, strlen(IMAGE)) != 0 && !known_ptx(image)) return CUDA_ERROR_INVALID_IMAGE;
     struct module *m = calloc(1, sizeof *m);
     if (!m) return CUDA_ERROR_OUT_OF_MEMORY;
-    m->magic = MODULE_MAGIC;
     m->alive = true;
-    m->library = library;
-    m->ctx = ctx;
     for (size_t i = 0; i < KERNEL_COUNT; i++) m->functions[i] = (struct function){&kernels[i], m};
     ke_mu_lock();
     m->next = modules;

@@ -5,7 +5,6 @@
 
 #include "emu.h"
 
-#define MAGIC 0x57BEA000u
 #define THREAD_STACK (256u << 10)
 
 struct ke_job {
@@ -201,7 +200,6 @@ CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *ou
         s = calloc(1, sizeof *s);
         if (!s) return CUDA_ERROR_OUT_OF_MEMORY;
         pthread_cond_init(&s->more, NULL);
-        s->magic = MAGIC;
         s->next = ke.streams;
         ke.streams = s;
     }
