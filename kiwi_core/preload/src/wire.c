@@ -53,7 +53,10 @@ bool kp_wire_open(struct kp_wire *wire, const char *path) {
     /* The limit also applies to connect(), which waits while the daemon has too many connections to accept, and then
      * fails with EAGAIN. All other calls use MSG_DONTWAIT. */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = CONNECT_S}, sizeof(struct timeval));
-    bool connected = !connect(fd, (struct sockaddr *)&address, sizeof address);
+    bool connected;
+    do { /* EINTR: the program was stopped or frozen meanwhile */
+        connected = !connect(fd, (struct sockaddr *)&address, sizeof address);
+    } while (!connected && errno == EINTR);
     if (!connected || !kp_place_peer_trusted(fd, path)) {
         int why = connected ? EPERM : errno;
         close(fd);

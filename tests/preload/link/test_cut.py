@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -284,6 +285,24 @@ def test_a_daemon_with_too_many_to_accept_is_waited_for(stage: Stage) -> None:
         assert not starting.done()
         stage.daemon.start()
         program = starting.result(60)
+    stage.daemon.peer()
+    assert works(program)
+
+
+def test_a_stop_does_not_end_the_wait_for_a_daemon_with_too_many_to_accept(stage: Stage) -> None:
+    stage.daemon.stop()
+    stage.daemon.path.unlink()
+    program = stage.program("")
+    with full_backlog(stage.daemon.path), ThreadPoolExecutor() as pool:
+        starting = pool.submit(program.do, FILLED.format(4))
+        for _ in range(20):
+            for signum in (signal.SIGSTOP, signal.SIGCONT):
+                os.kill(program.pid, signum)
+                time.sleep(0.05)
+        eventually(lambda: "waits for a place" in stage.log)
+        assert not starting.done()
+        stage.daemon.start()
+        starting.result(60)
     stage.daemon.peer()
     assert works(program)
 
