@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -156,6 +157,9 @@ class GpuDaemon:
             self._options.asked.end_unused_after_s, address, self._connections,
             self._registry, self._links, self._core.operations, self._orphans, _tell_supervisor,
         )  # fmt: skip
+        # What exists now stays until the daemon ends. A full collection would look through it for
+        # ten milliseconds and more, and every client would wait.
+        gc.freeze()
         _tell_supervisor(READY)
         tasks.append(endless(self._unused.watch(), "looking whether it is unused"))
         await self._stop.wait()
