@@ -81,8 +81,9 @@ class PolicyContext(Protocol):
         """Return how much GPU time each session has had lately."""
         ...
 
-    def swap_ns(self, session: Session) -> int:
-        """Return the time to page ``session`` out and in again; 0 where nothing has to move."""
+    def swap_floor_ns(self, session: Session) -> int:
+        """Return how long ``session`` runs at least for what its swap costs; 0 where nothing has to
+        move."""
         ...
 
     def moving_ns(self, session: Session) -> int:
@@ -94,7 +95,8 @@ class PolicyContext(Protocol):
         ...
 
     def typical_swap_ns(self) -> int:
-        """Return ``swap_ns`` of a session of the mean size of those that wait or run."""
+        """Return the time to page a session of the mean size of those that wait or run out and in
+        again; 0 where nothing has to move."""
         ...
 
 
@@ -124,6 +126,11 @@ class Policy:
         """Return the waiters in the order in which they are served. Default: order of arrival."""
         return context.queue.values()
 
+    def first(self, context: PolicyContext) -> Session:
+        """Return the first waiter in ``order``; there is one. Each event asks for it, and mostly
+        for no other: a policy may find it in a shorter way."""
+        return next(iter(self.order(context)))
+
     def stop_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:  # noqa: ARG002
         """Return when ``runner`` makes way for ``waiter``, the first in order. Default: at the end
         of the runner's quantum."""
@@ -138,15 +145,14 @@ class Policy:
             if session.weight == 1.0
             else round(turn_settings.tq_ns * session.weight)
         )
-        return max(tq_ns, round(turn_settings.swap_floor_factor * context.swap_ns(session)))
+        floor_ns = context.swap_floor_ns(session)
+        return tq_ns if tq_ns > floor_ns else floor_ns
 
     def floor_ns(self, context: PolicyContext, session: Session) -> int:
         """Return how long ``session`` runs in any case, even if the runners have outgrown the
         GPU."""
-        turn_settings = context.turn_settings
-        swap_ns = round(turn_settings.swap_floor_factor * context.swap_ns(session))
-        least_ns = turn_settings.least_ns
-        return swap_ns if swap_ns > least_ns else least_ns
+        floor_ns, least_ns = context.swap_floor_ns(session), context.turn_settings.least_ns
+        return floor_ns if floor_ns > least_ns else least_ns
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:  # noqa: ARG002
         """Return whether ``waiter`` may be brought in now, beside ``holders`` sessions that hold

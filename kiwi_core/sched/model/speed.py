@@ -40,18 +40,23 @@ class SwapSpeed:
         self.known = False
         self.out_ns_per_byte = 0.0
         self.in_ns_per_byte = 0.0
+        self.round_trip_ns_per_byte = 0.0
 
     def learn_out(self, moved_bytes: int, elapsed_ns: int) -> None:
         if moved_bytes > 0:
             self.out_ns_per_byte = self._out.learn(moved_bytes, elapsed_ns)
             self.in_ns_per_byte = self.in_ns_per_byte or self.out_ns_per_byte
-            self.known = True
+            self._learned()
 
     def learn_in(self, moved_bytes: int, elapsed_ns: int) -> None:
         if moved_bytes > 0:
             self.in_ns_per_byte = self._in.learn(moved_bytes, elapsed_ns)
             self.out_ns_per_byte = self.out_ns_per_byte or self.in_ns_per_byte
-            self.known = True
+            self._learned()
+
+    def _learned(self) -> None:
+        self.known = True
+        self.round_trip_ns_per_byte = self.out_ns_per_byte + self.in_ns_per_byte
 
     def out_ns(self, size_bytes: int) -> int:
         """Return the time of a page-out as shown to users; a guess before the first move."""
@@ -62,4 +67,4 @@ class SwapSpeed:
 
     def round_trip_ns(self, size_bytes: int) -> int:
         """Return the measured time of a page-out and a page-in; 0 before the first move."""
-        return int(size_bytes * (self.out_ns_per_byte + self.in_ns_per_byte))
+        return int(size_bytes * self.round_trip_ns_per_byte)

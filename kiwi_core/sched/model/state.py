@@ -294,11 +294,14 @@ class State(Derived):
                 holders += 1
         return holders
 
-    def swap_ns(self, session: Session) -> int:
-        """Return the time to page ``session`` out and in again; 0 while all fit together."""
+    def swap_floor_ns(self, session: Session) -> int:
+        """Return how long ``session`` runs at least for what its swap costs; 0 while all fit
+        together."""
         if self.active_need_bytes + self.margin_bytes <= self.capacity_bytes:
             return 0
-        return self.speed.round_trip_ns(session.footprint_bytes)
+        swap_ns = int(session.footprint_bytes * self.speed.round_trip_ns_per_byte)
+        factor = self.turn_settings.swap_floor_factor
+        return swap_ns if factor == 1.0 else round(factor * swap_ns)
 
     def moving_ns(self, session: Session) -> int:
         """Return the time to page ``session`` out and in again, whether or not it has to move."""
@@ -317,7 +320,8 @@ class State(Derived):
         return self.policy.quantum_ns(self, session)
 
     def typical_swap_ns(self) -> int:
-        """Return ``swap_ns`` of a session of the mean size of those that wait or run."""
+        """Return the time to page a session of the mean size of those that wait or run out and in
+        again; 0 while all fit together."""
         if self.active_need_bytes + self.margin_bytes <= self.capacity_bytes:
             return 0
         return self.speed.round_trip_ns(self.active_need_bytes // max(1, self.active))

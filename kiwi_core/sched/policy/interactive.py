@@ -120,7 +120,7 @@ class Interactive(Policy):
         self._least_run_ns = round(LEAST_RUN_TQ * tq_ns)
         self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns)
         self._patience_ns = round(PATIENCE_TQ * tq_ns)
-        self._turn_patience_ns = PATIENCE_FACTOR * tq_ns
+        self._turn_patience_ns = float(PATIENCE_FACTOR * tq_ns)
         self._protected_ns = round(PROTECTED_TQ * tq_ns)
 
     def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int:
@@ -204,18 +204,24 @@ class Interactive(Policy):
     def _soonest_old_at_ns(self, context: PolicyContext, waiter: Session) -> int:
         """Return the earliest time at which ``waiter`` can be old. It is later if the owner has
         other sessions. Sessions that arrived later become old later."""
-        return waiter.queued_ns + max(self._patience_ns, self._others_ns(context, waiter))
+        patience_ns = self._others_ns(context, waiter)
+        if patience_ns < self._patience_ns:
+            patience_ns = self._patience_ns
+        return waiter.queued_ns + patience_ns
 
-    def _young_ns(self, context: PolicyContext, waiter: Session) -> float:
-        """Return how long ``waiter`` waits before it can be old even if nothing has to move. That
-        is cheap to find out, and mostly decides."""
-        turns_ns = self._turn_patience_ns * (context.usage.weight - waiter.weight)
-        return turns_ns if turns_ns > self._patience_ns else self._patience_ns
+    def _is_young(self, context: PolicyContext, waiter: Session, at_ns: int) -> bool:
+        """Return whether ``waiter`` cannot be old at ``at_ns`` even if nothing has to move. That is
+        cheap to find out, and mostly decides."""
+        waits_ns = at_ns - waiter.queued_ns
+        if waits_ns < self._patience_ns:
+            return True
+        return waits_ns < self._turn_patience_ns * (context.usage.weight - waiter.weight)
 
     def _is_old(self, context: PolicyContext, waiter: Session) -> bool:
-        if context.now_ns - waiter.queued_ns < self._young_ns(context, waiter):
-            return False
-        return context.now_ns >= self._old_at_ns(context, waiter)
+        now_ns = context.now_ns
+        return not self._is_young(context, waiter, now_ns) and now_ns >= self._old_at_ns(
+            context, waiter
+        )
 
     def _owed_at_ns(self, context: PolicyContext, waiter: Session) -> int:
         """Return the time from which ``waiter`` is at or below its share even after a protected
@@ -227,19 +233,23 @@ class Interactive(Policy):
     def _is_owed(self, context: PolicyContext, waiter: Session) -> bool:
         return context.now_ns >= self._owed_at_ns(context, waiter)
 
+    def _levels_decide(self, context: PolicyContext, at_ns: int) -> bool:
+        """Return whether surely no waiter precedes the levels at ``at_ns``: none has a share, and
+        even the oldest is young then."""
+        oldest = next(iter(context.queue.values()))
+        return not self._sharing and self._is_young(context, oldest, at_ns)
+
     def _first(self, context: PolicyContext) -> list[Session]:
         """Return the waiters that precede all levels: those below their share, then the oldest if
         it is old. If the oldest is blocked, the next old one follows it."""
-        first: list[Session] = []
-        if self._sharing:
-            first += [w for w in self._sharing.values() if self._is_owed(context, w)]
+        if self._levels_decide(context, context.now_ns):
+            return []
+        first = [waiter for waiter in self._sharing.values() if self._is_owed(context, waiter)]
         behind: set[str] = set()
         """The owners whose first waiter is not old. Their other waiters are not old either."""
         for waiter in context.queue.values():
             if waiter.owner in behind:
                 continue
-            if context.now_ns - waiter.queued_ns < self._young_ns(context, waiter):
-                break
             if context.now_ns < self._soonest_old_at_ns(context, waiter):
                 break
             if not self._is_old(context, waiter):
@@ -252,8 +262,13 @@ class Interactive(Policy):
 
     # --- decisions ------------------------------------------------------------------------------
 
+    def first(self, context: PolicyContext) -> Session:
+        if context.waiting_in or not self._levels_decide(context, context.now_ns):
+            return super().first(context)
+        return next(filter(_lines, self._lanes)).first()
+
     def order(self, context: PolicyContext) -> Iterable[Session]:
-        if len(context.queue) == 1:
+        if len(context.queue) <= 1:
             return context.queue.values()
         first = self._first(context)
         if not first and not context.waiting_in:
@@ -289,6 +304,8 @@ class Interactive(Policy):
 
     def reorders_at_ns(self, context: PolicyContext) -> int | None:
         now_ns, wake_ns = context.now_ns, context.wake_ns
+        if wake_ns and self._levels_decide(context, wake_ns):
+            return None
         to_come_ns = []
         for waiter in self._sharing.values():
             owed_at_ns = self._owed_at_ns(context, waiter)
@@ -299,8 +316,6 @@ class Interactive(Policy):
         for waiter in context.queue.values():
             if waiter.owner in behind:
                 continue
-            if wake_ns and wake_ns - waiter.queued_ns <= self._young_ns(context, waiter):
-                break
             soonest_ns = self._soonest_old_at_ns(context, waiter)
             if soonest_ns > now_ns:
                 to_come_ns.append(soonest_ns)
@@ -314,7 +329,8 @@ class Interactive(Policy):
         return min(to_come_ns) if to_come_ns else None
 
     def quantum_ns(self, context: PolicyContext, session: Session) -> int:
-        return max(self._own_quantum_ns(session), self.floor_ns(context, session))
+        own_ns, floor_ns = self._own_quantum_ns(session), self.floor_ns(context, session)
+        return own_ns if own_ns > floor_ns else floor_ns
 
     def _own_quantum_ns(self, session: Session) -> int:
         """Return the quantum of ``session`` if its swap costs less."""
@@ -335,17 +351,19 @@ class Interactive(Policy):
             return least_ns
         if waiter.share and self._is_owed(context, waiter):
             return least_ns
-        if runner.level == LAST:  # and so is the waiter: only the quantum counts
-            return max(least_ns, began_ns + self._own_quantum_ns(runner), began_ns + floor_ns)
-        # From ``above_ns`` on, the runner's level would be higher than the waiter's. From
-        # ``same_ns`` on, the level would be the same, and the runner would be behind the waiter.
-        above_ns = self._reaches_at_ns(runner, waiter.level + 1)
-        short = in_place and not waiter.level
-        quantum_ns = guard_ns if short else max(self._own_quantum_ns(runner), floor_ns)
-        same_ns = began_ns + quantum_ns
-        if runner.level < waiter.level:
-            same_ns = max(self._reaches_at_ns(runner, waiter.level), same_ns)
-        return max(least_ns, min(above_ns, same_ns))
+        own_ns = self._own_quantum_ns(runner)
+        quantum_ns = own_ns if own_ns > floor_ns else floor_ns
+        stop_ns = began_ns + (guard_ns if in_place and not waiter.level else quantum_ns)
+        if runner.level < LAST:  # else both are on the last level, and only the quantum counts
+            # Its quantum goes on until the runner's level is the waiter's, so that the runner would
+            # be behind the waiter; but not until the level is higher.
+            above_ns = self._reaches_at_ns(runner, waiter.level + 1)
+            if runner.level < waiter.level:
+                same_ns = self._reaches_at_ns(runner, waiter.level)
+                stop_ns = same_ns if same_ns > stop_ns else stop_ns
+            if stop_ns > above_ns:
+                stop_ns = above_ns
+        return stop_ns if stop_ns > least_ns else least_ns
 
     def ahead_ns(self, context: PolicyContext, waiter: Session) -> int:
         """Return no limit for a short cell: the turn of a short runner may end at any moment."""
@@ -359,7 +377,8 @@ class Interactive(Policy):
         had_ns = self._levels_ns[level - 1]
         if runner.weight != 1.0:
             had_ns = round(had_ns * runner.weight)
-        return runner.granted_ns + max(0, had_ns - runner.attained_ns)
+        left_ns = had_ns - runner.attained_ns
+        return runner.granted_ns + left_ns if left_ns > 0 else runner.granted_ns
 
     def victims(self, idle: Iterable[Session], waiters: Sequence[Session]) -> Iterator[Session]:
         yield from idle

@@ -7,6 +7,7 @@ arrival. Where each owner has one waiter, that is the order of arrival.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,16 +21,20 @@ class OwnerTurns:
     def __init__(self) -> None:
         self.lines: dict[str, dict[SessionId, Session]] = {}
         """The waiters of each owner. The owners are in the order of their turns."""
+        self._waiters = 0
+        """The number of all waiters."""
 
     def add(self, session: Session) -> None:
         line = self.lines.get(session.owner)
         if line is None:
             line = self.lines[session.owner] = {}
         line[session.id] = session
+        self._waiters += 1
 
     def remove(self, session: Session) -> None:
         line = self.lines[session.owner]
         del line[session.id]
+        self._waiters -= 1
         if not line:
             del self.lines[session.owner]
 
@@ -39,8 +44,18 @@ class OwnerTurns:
         if line is not None:
             self.lines[session.owner] = line
 
+    def first(self) -> Session:
+        """Return the first waiter; there is one."""
+        line = next(iter(self.lines.values()))
+        return next(iter(line.values()))
+
     def __iter__(self) -> Iterator[Session]:
-        """Yield the first waiter of each owner, then the second one of each, and so on."""
+        """Return the first waiter of each owner, then the second one of each, and so on."""
+        if self._waiters == len(self.lines):  # each owner has one
+            return chain.from_iterable(map(dict.values, self.lines.values()))
+        return self._in_rounds()
+
+    def _in_rounds(self) -> Iterator[Session]:
         more = []
         for line in self.lines.values():
             waiters = iter(line.values())

@@ -41,7 +41,7 @@ WAIT: Final = QueueStep.WAIT
 def admit(st: State) -> None:
     """Bring in the waiters whose turn it is, strictly in the policy's order, except that a waiter
     that is blocked by a problem does not hold up the others."""
-    first = next(iter(st.chosen.values() or st.policy.order(st)))
+    first = next(iter(st.chosen.values())) if st.chosen else st.policy.first(st)
     if _advance(st, first) is GO_ON and st.queue:
         _admit_others(st, first)
     if st.chosen:
