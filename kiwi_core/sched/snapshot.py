@@ -55,7 +55,7 @@ def snapshot(
         serialised=st.serialised,
         why=_why(st),
         swap_round_trip_ns=round_trip_ns,
-        floor_ns=max(floor_ns, min(st.turn_settings.tq_ns, st.turn_settings.min_run_ns)),
+        floor_ns=max(floor_ns, st.turn_settings.least_ns),
         holders=shown_holders(st),
         queue=shown_queue(st, told, now_ns),
         foretold=len(forecast.kept),

@@ -63,7 +63,9 @@ class Derived(Mode, Readings):
         in the plain way."""
         resident = footprint = session.resident_bytes
         if session.residency is PAGED_OUT:
-            footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
+            footprint = resident + session.paged_out_bytes
+            if footprint < session.restore_bytes:
+                footprint = session.restore_bytes
         session.footprint_bytes = footprint
         held_bytes = footprint + session.asked_bytes
         session.need_bytes = session.expected_bytes(held_bytes, self.total_bytes)
@@ -87,7 +89,7 @@ class Derived(Mode, Readings):
     def recount(self, session: Session) -> None:
         """Do what ``refresh`` does, after the grant of ``session`` or the start of its operation:
         its memory and its need are as before, and it is as active as before."""
-        want, op, need = session.want, session.op, session.need_bytes
+        want, op = session.want, session.op
         claim, host = session.resident_bytes, session.paged_out_bytes
         grows = want is RUNNING
         if op is not None:
@@ -97,11 +99,14 @@ class Derived(Mode, Readings):
                 grows = grows and want is not NOTHING
                 claim = session.footprint_bytes
             elif op.doing is PAGING_OUT:
-                host += session.resident_bytes
-        if grows and need > claim and self.protects and not session.gone and not session.leaving:
-            claim = need
-        self.claimed_bytes += claim - session.counted_claim_bytes
-        session.counted_claim_bytes = claim
+                host += claim
+        if grows and self.protects and not session.gone and not session.leaving:
+            need = session.need_bytes
+            if need > claim:
+                claim = need
+        if claim != session.counted_claim_bytes:
+            self.claimed_bytes += claim - session.counted_claim_bytes
+            session.counted_claim_bytes = claim
         if host != session.counted_host_bytes:
             self.host_claimed_bytes += host - session.counted_host_bytes
             session.counted_host_bytes = host

@@ -142,8 +142,9 @@ class Record(Operations, Standing):
         """Record the end of ``op``, which was to move its memory. ``took_ns`` is ``None`` if it was
         refused or has failed."""
         ok, elapsed_ns = took_ns is not None, took_ns or 0
+        history.serial = serial = history.serial + 1
         ended = MoveEnded(
-            op.move_id, history.next(), self.id, MOVES[op.doing], op.started_ns, now_ns,
+            op.move_id, serial, self.id, MOVES[op.doing], op.started_ns, now_ns,
             op.hinted, ok, moved_bytes, elapsed_ns,
         )  # fmt: skip
         history.ended.append(ended)

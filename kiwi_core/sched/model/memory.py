@@ -59,7 +59,8 @@ class Memory:
 
     def was_read_at(self, began_ns: int) -> None:
         """Record when a reading of its memory began; an older one changes nothing."""
-        self.read_ns = max(self.read_ns, began_ns)
+        if self.read_ns < began_ns:
+            self.read_ns = began_ns
 
     def was_left_at(self, left_ns: int) -> None:
         """Record that its program left the GPU. How much memory it keeps there is unknown."""
@@ -90,7 +91,8 @@ class Memory:
         (an interrupted page-out) has to come back, too."""
         self.residency = PAGED_OUT
         self.restore_bytes = restore_bytes
-        self.paged_out_bytes = max(self.paged_out_bytes, out_bytes)
+        if self.paged_out_bytes < out_bytes:
+            self.paged_out_bytes = out_bytes
         self.resident_bytes = stays_bytes if self.owned else 0
 
     def came_in(self, resident_bytes: int) -> None:

@@ -7,8 +7,9 @@ from typing import Final
 
 from kiwi_core.states import AntiThrash
 
+# Each member under its own name: see ``memory``.
 ON: Final = AntiThrash.ON
-"""Under its own name: see ``memory``."""
+ALWAYS: Final = AntiThrash.ALWAYS
 
 
 @dataclass(eq=False, kw_only=True)
@@ -25,7 +26,7 @@ class Mode:
     serialised: bool = False
 
     def set_anti_thrash(self, anti_thrash: AntiThrash) -> None:
-        """Take over the setting. ``choose_mode`` follows it in the settle pass."""
+        """Take over the setting. The settle pass chooses the mode that follows from it."""
         self.anti_thrash = anti_thrash
         self.protects = anti_thrash is not AntiThrash.OFF
         self.outgrown = self.outgrown and anti_thrash is AntiThrash.ON
@@ -35,12 +36,6 @@ class Mode:
         automatic mode counts it."""
         self.outgrown = outgrow and self.anti_thrash is AntiThrash.ON
 
-    def choose_mode(self, several: bool, fit: bool) -> bool:
-        """Serialise or not; return whether this begins to. ``several`` sessions wait or run, and
-        all of them ``fit`` the GPU."""
-        was = self.serialised
-        if self.anti_thrash is ON:
-            self.serialised = several and (self.outgrown or not fit)
-        else:
-            self.serialised = self.anti_thrash is AntiThrash.ALWAYS
-        return self.serialised and not was
+    def serialise(self, serialise: bool) -> None:
+        """Let sessions run one at a time from now on, or side by side."""
+        self.serialised = serialise

@@ -101,8 +101,8 @@ class Needs:
 
     def learn_from_stop(self, attained_ns: int) -> None:
         """Learn from a burst that was stopped in its middle, after its quantum was counted."""
-        if attained_ns >= BELIEVED_NS:
-            self.peak_bytes = max(self.peak_bytes, self.burst_peak_bytes)
+        if attained_ns >= BELIEVED_NS and self.peak_bytes < self.burst_peak_bytes:
+            self.peak_bytes = self.burst_peak_bytes
 
     def learn_from_end(self, attained_ns: int, total_bytes: int) -> None:
         """Learn from a burst that has ended."""
@@ -118,14 +118,15 @@ class Needs:
         """Learn from a reading of the session's memory. Memory that it holds after a burst counts
         as held in that burst: short bursts end before their memory is read. ``of_last``: this
         applies although the next burst has begun."""
-        if in_burst:
-            self.burst_peak_bytes = max(self.burst_peak_bytes, resident_bytes)
+        if in_burst and self.burst_peak_bytes < resident_bytes:
+            self.burst_peak_bytes = resident_bytes
         if (of_last or not in_burst) and self.peaks_bytes and resident_bytes > self.peak_bytes:
             self.peaks_bytes[-1] = resident_bytes
             self._learn(total_bytes)
 
     def _learn(self, total_bytes: int) -> None:
-        self.growth_bytes = max(0, self.peaks_bytes[-1] - self.earlier_peak_bytes)
+        last_bytes, earlier_bytes = self.peaks_bytes[-1], self.earlier_peak_bytes
+        self.growth_bytes = last_bytes - earlier_bytes if last_bytes > earlier_bytes else 0
         self.peak_bytes = max(self.peaks_bytes)
         if self.growth_bytes > total_bytes // NOISE_SHARE:
             self.quiet_bursts = 0

@@ -13,7 +13,7 @@ from kiwi_core.sched.model.history import History
 from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
-from kiwi_core.states import Notice
+from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
@@ -93,7 +93,7 @@ class State(Derived):
         )
         self.see_outside(0)
         self.set_anti_thrash(self.anti_thrash)
-        self.choose_mode(several=False, fit=True)
+        self.serialise(self.anti_thrash is AntiThrash.ALWAYS)
         self.stories = Stories(config.story_max)
         self.history = History(config.history_max, config.history_kept_ns)
         self.policy.adopt(self)
@@ -228,7 +228,7 @@ class State(Derived):
     def memory_read(self, session: Session, at_ns: int) -> None:
         """Record that the session's memory was read at ``at_ns``."""
         session.was_read_at(at_ns)
-        if not session.unread:
+        if self.unread and not session.unread:
             self.unread.pop(session.id, None)
 
     def all_read(self, began_ns: int, outside_bytes: int) -> None:

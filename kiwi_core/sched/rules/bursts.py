@@ -36,7 +36,9 @@ def stop_holding(st: State, session: Session, then: HistoryKind | None = None) -
     had_ns = st.now_ns - session.granted_ns
     counts_ns = st.usage.clock_ns(st.now_ns) - session.began_ns
     if counts_ns:
-        favoured_ns = min(counts_ns, st.policy.favoured_ns(st, session, had_ns))
+        favoured_ns = st.policy.favoured_ns(st, session, had_ns)
+        if favoured_ns > counts_ns:
+            favoured_ns = counts_ns
         st.usage.add(session, counts_ns, favoured_ns, st.now_ns, st.sessions.values())
     session.held_for(had_ns)
     session.turn_goes_on(then, st.now_ns, st.history)

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 
 def tend(st: State) -> None:
-    """Begin and break off countdowns, and end a session whose time has come."""
-    if not (st.cramped or st.awaiting_end):
-        return
+    """Begin and break off countdowns, and end a session whose time has come. The settle pass calls
+    this while some session is cramped or a waiter gets room by an end."""
     holding = _holding(st) if st.config.end_immovable_after_ns else []
     counted = [session for session in holding if _refused_lately(st, session)]
     hindrances = _hindrances(st, counted)

@@ -60,7 +60,10 @@ def _take(
 def _succeeded(st: State, session: Session) -> None:
     session.operation_succeeded()
     st.uncramp(session)
-    _leave_or_return(st, session)
+    if session.leaving:
+        _leave_or_return(st, session)
+    else:
+        st.refresh(session)
 
 
 def _leave_or_return(st: State, session: Session) -> None:
@@ -97,10 +100,16 @@ def suspended(st: State, event: ev.Suspended) -> None:
         _succeeded(st, session)
 
 
+def _all_bytes(session: Session, event: ev.PagedOut | ev.PagedIn) -> int:
+    """Return the size of its memory, of which a move has moved at least a part."""
+    known_bytes, moved_bytes = session.footprint_bytes, event.moved_bytes
+    return known_bytes if known_bytes > moved_bytes else moved_bytes
+
+
 def paged_out(st: State, event: ev.PagedOut) -> None:
     moved_bytes = event.moved_bytes
     mover = st.ops.get(event.op)
-    if mover is not None:
+    if mover is not None and mover.paged_out_bytes:
         moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # by this move
     if (taken := _take(st, event, PAGING_OUT, moved_bytes, event.elapsed_ns)) is not None:
         session, running = taken
@@ -108,8 +117,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         # library had left, at another speed.
         if not running.overdue and session.residency is not PAGED_OUT:
             st.speed.learn_out(moved_bytes, event.elapsed_ns)
-        restore_bytes = max(session.footprint_bytes, event.moved_bytes)
-        session.went_out(restore_bytes, event.moved_bytes, event.stays_bytes)
+        session.went_out(_all_bytes(session, event), event.moved_bytes, event.stays_bytes)
         st.memory_read(session, st.now_ns)
         _stopped(st, session, running)
         st.tell(session, "paged out: {!b} in {!t}", moved_bytes, event.elapsed_ns)
@@ -121,7 +129,7 @@ def paged_in(st: State, event: ev.PagedIn) -> None:
         session, running = taken
         if not running.overdue:
             st.speed.learn_in(event.moved_bytes, event.elapsed_ns)
-        session.came_in(max(session.footprint_bytes, event.moved_bytes))
+        session.came_in(_all_bytes(session, event))
         st.tell(session, "paged in: {!b} in {!t}", event.moved_bytes, event.elapsed_ns)
         if running.hinted and session.want is NOTHING:
             hints.came_back(st, session)

@@ -112,10 +112,12 @@ def forced_bytes(st: State, session: Session) -> int:
     """Return the room for which residues, too, are moved: without the margin, and without the
     possible growth of a session of unknown need."""
     expected = footprint = session.footprint_bytes
-    protects = st.protects and not session.leaving
-    if protects and not session.is_unknown(st.total_bytes):
+    if st.protects and not (session.leaving or session.is_unknown(st.total_bytes)):
         expected = session.need_bytes
-    return max(footprint, min(expected + session.extra_room_bytes, st.capacity_bytes))
+    forced = expected + session.extra_room_bytes
+    if forced > st.capacity_bytes:
+        forced = st.capacity_bytes
+    return forced if forced > footprint else footprint
 
 
 def coming_bytes(st: State) -> int:
@@ -143,7 +145,7 @@ def survey(
     found = VictimSurvey()
     if residues_for_bytes is None:
         residues_for_bytes = short_bytes
-    if short_bytes <= 0:
+    if short_bytes <= 0 or not (st.idle or st.waiting_in or st.waiting_partly_in):
         return found
     spared: list[Session] = []
     for victim in _movable(st, beside):
@@ -213,7 +215,7 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     is being brought in), room for what it already has suffices."""
     if st.unread and _awaits_reading(st, session):
         return COMING, None
-    has_bytes = session.counted_claim_bytes + st.free_bytes
+    has_bytes = session.counted_claim_bytes + st.capacity_bytes - st.claimed_bytes
     short_bytes = wanted_bytes(st, session) - has_bytes
     if short_bytes <= 0:
         return READY, None

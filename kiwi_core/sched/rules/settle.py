@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.memory import SUSPENDED
+from kiwi_core.sched.model.mode import ALWAYS, ON
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import (
     bursts,
@@ -18,9 +19,8 @@ from kiwi_core.sched.rules import (
     kept_out,
     orders,
     turns,
-    unguarded_and_stopped,
 )
-from kiwi_core.states import AntiThrash, Notice
+from kiwi_core.states import Notice
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -33,16 +33,15 @@ def settle(st: State) -> None:
     if st.kept_out:
         kept_out.tend(st)
     _choose_mode(st)
-    ending.tend(st)
+    if st.cramped or st.awaiting_end:
+        ending.tend(st)
     if st.queue:
-        if st.stopped:
-            unguarded_and_stopped.leave_those_that_stand(st)
         turns.admit(st)
     if st.runners:
         turns.shelter(st)
     if st.room_requests:
         growth.tend(st)
-    if st.runners and st.outgrown:
+    if st.outgrown and st.runners:
         _choose_mode(st)
         turns.thin_out(st)
     if st.misplaced:
@@ -67,10 +66,18 @@ def _end_lingerers(st: State) -> None:
 
 
 def _choose_mode(st: State) -> None:
-    fits = st.active_need_bytes + st.margin_bytes <= st.capacity_bytes
-    if st.choose_mode(st.active > 1, fits) and len(st.runners) > 1:
-        on = st.anti_thrash is AntiThrash.ON
-        why = "together they need more than the GPU has" if on else "anti-thrash is set to always"
+    crowded = st.active > 1 and (
+        st.outgrown or st.active_need_bytes + st.margin_bytes > st.capacity_bytes
+    )
+    automatic = st.anti_thrash is ON
+    serialise = crowded if automatic else st.anti_thrash is ALWAYS
+    if serialise is st.serialised:
+        return
+    st.serialise(serialise)
+    if serialise and len(st.runners) > 1:
+        why = "together they need more than the GPU has"
+        if not automatic:
+            why = "anti-thrash is set to always"
         for runner in st.runners.values():
             st.notify(runner, Notice.SERIALISING, why)
             st.tell(runner, "from now on one at a time: {}", why)

@@ -12,6 +12,7 @@ from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, SUSPENDING
 from kiwi_core.sched.model.turn import NOTHING
 from kiwi_core.sched.rules import orders, room
 from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
+from kiwi_core.sched.rules.unguarded_and_stopped import leave_those_that_stand
 from kiwi_core.states import Notice
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ WAIT: Final = QueueStep.WAIT
 def admit(st: State) -> None:
     """Bring in the waiters whose turn it is, strictly in the policy's order, except that a waiter
     that is blocked by a problem does not hold up the others."""
+    if st.stopped:
+        leave_those_that_stand(st)
     first = next(iter(st.chosen.values())) if st.chosen else st.policy.first(st)
     if _advance(st, first) is GO_ON and st.queue:
         _admit_others(st, first)
@@ -56,7 +59,8 @@ def _admit_others(st: State, first: Session) -> None:
     queue, which may be long, only if none of them has to wait."""
     seen = {first.id}
     for some in (FEW, None):
-        behind = chain(st.chosen.values(), st.policy.order(st))
+        order = st.policy.order(st)
+        behind = chain(st.chosen.values(), order) if st.chosen else order
         for waiter in tuple(islice(behind, some)):
             if waiter.id in seen or waiter.id not in st.queue:
                 continue
@@ -66,9 +70,8 @@ def _admit_others(st: State, first: Session) -> None:
 
 
 def _in_the_way_of(st: State, waiter: Session) -> int:
-    """Return how many other sessions hold the lease or are being brought in."""
-    if not st.ops:
-        return len(st.runners)
+    """Return how many other sessions hold the lease or are being brought in; without operations it
+    is the number of runners."""
     coming = 0
     for session in st.chosen.values():
         if session.op is not None and session is not waiter:
@@ -87,13 +90,13 @@ def _advance(st: State, waiter: Session) -> QueueStep:
         # (its user was notified of the refusal)
         waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
         return GO_ON
-    others = _in_the_way_of(st, waiter)
+    others = _in_the_way_of(st, waiter) if st.ops else len(st.runners)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         if _comes_ahead(st, waiter):
             waiter.unblock()
             return WAIT
         return _await_turn(st, waiter, others)
-    state, found = room.make_room(st, waiter, alone=not others)
+    state, found = room.make_room(st, waiter, not others)
     if state is READY:
         return _bring_in(st, waiter)
     if state is SHORT and others:
@@ -261,8 +264,8 @@ def _growth_bytes(st: State) -> int:
 def shelter(st: State) -> None:
     """Keep the margin free for runners: idle memory is paged out before a growing runner runs out
     of memory. If that is not enough for several runners, they have outgrown the GPU."""
-    short_bytes = st.margin_bytes - st.free_bytes
-    if short_bytes <= 0 or not st.runners:
+    short_bytes = st.margin_bytes + st.claimed_bytes - st.capacity_bytes
+    if short_bytes <= 0:
         return
     coming = room.coming_bytes(st)
     for_bytes = short_bytes if len(st.runners) > 1 else _may_hit_the_wall_bytes(st)
