@@ -88,8 +88,8 @@ def _check_session(st: State, s: Session) -> None:
     _true(f"{s.id} is blocked, not queued", s.blocked is None or s.want is Want.QUEUED)
     _true(f"{s.id} stops, not queued", not s.turn_ending or (s.want is Want.QUEUED and s.mid_burst))
     _true(f"{s.id} is to be ended but can move", s.ends_ns is None or s.cramped_ns >= 0)
-    waits_anew = s.want is Want.QUEUED and not (s.mid_burst or s.leaving or s.stopped)
-    _true(f"{s.id} is ended but has asked for the GPU", not (s.ended and waits_anew))
+    queues_again = s.want is Want.QUEUED and not (s.mid_burst or s.leaving or s.stopped)
+    _true(f"{s.id} is ended but has asked for the GPU", not (s.ended and queues_again))
     _equal(f"stretch of {s.id}", s.stretch, _stretch_of(s))
     moves = s.op is not None and s.op.doing in MOVES
     _equal(f"move of {s.id} in the history", s.op is not None and bool(s.op.move_id), moves)

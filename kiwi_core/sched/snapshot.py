@@ -103,13 +103,14 @@ def _round_trip_ns(st: State, present: list[Session]) -> int | None:
 
 def _waiters(st: State) -> Iterator[Session]:
     """Yield the waiters that no longer hold the GPU, then the sessions kept out of it. A session
-    that is being stopped is in the queue already, but is shown as a holder until it is stopped."""
+    that is being suspended is in the queue already, but is shown as a holder until it is
+    suspended."""
     yield from (session for session in st.policy.order(st) if not session.turn_ending)
     yield from (session for session in st.kept_out.values() if session.aside)
 
 
 def shown_holders(st: State) -> tuple[SessionId, ...]:
-    """Return the sessions that hold the lease or are being stopped, in the order of joining."""
+    """Return the sessions that hold the lease or are being suspended, in the order of joining."""
     sessions = st.sessions.values()
     return tuple(s.id for s in sessions if not s.gone and (s.want is Want.RUNNING or s.turn_ending))
 
@@ -145,7 +146,7 @@ def _activity(session: Session) -> str:
     return _ACTIVITY[session.op.doing] if session.op is not None else ""
 
 
-def _stop_at_ns(st: State, runner: Session) -> int | None:
+def _turn_ends_at_ns(st: State, runner: Session) -> int | None:
     """Return when ``runner`` makes way for the first waiter, or, if no session waits, when its
     quantum ends. ``None``: all waiters are being brought in beside it, or cannot have the GPU."""
     in_line = tuple(w for w in st.policy.order(st) if not w.turn_ending) if st.queue else ()
@@ -153,7 +154,7 @@ def _stop_at_ns(st: State, runner: Session) -> int | None:
     if in_line and first is None:
         return None
     if first is not None:
-        return st.policy.stop_at_ns(st, runner, first)
+        return st.policy.turn_ends_at_ns(st, runner, first)
     return runner.granted_ns + st.quantum_ns(runner)
 
 
@@ -162,8 +163,8 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
     time_left_ns = None
     stoppable = st.anti_thrash is not AntiThrash.OFF and session.guarded
     if session.want is Want.RUNNING and stoppable:
-        stop_at_ns = _stop_at_ns(st, session)
-        time_left_ns = None if stop_at_ns is None else max(0, stop_at_ns - now_ns)
+        turn_ends_at_ns = _turn_ends_at_ns(st, session)
+        time_left_ns = None if turn_ends_at_ns is None else max(0, turn_ends_at_ns - now_ns)
     return SessionView(
         id=session.id,
         state=state_of(session),

@@ -21,7 +21,7 @@ class SessionView:
     resident_bytes: int
     paged_out_bytes: int
     suspensions: int
-    """How often the session was stopped in mid-burst."""
+    """How often the session was suspended in mid-burst."""
     held_ns: int
     """How long it has held the lease until now, all bursts together."""
     waited_ns: int

@@ -5,7 +5,7 @@ if the whole new range is longer than the one shown, by more than "about" allows
 a second. They fall at once only where users see why: the place, the holder or the settings have
 changed since the last look. Otherwise they run down faster than the clock.
 
-*Bounds.* Where the policy lets newcomers overtake a stopped burst, the forecast for that burst is
+*Bounds.* Where the policy lets newcomers overtake a suspended burst, the forecast for that burst is
 an upper bound ("up to 2 min"): the longest future times the factor that would have covered almost
 all earlier waits of this kind.
 
@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
     policy: str
     mid_burst: bool
-    """The waiter was stopped in mid-burst, and so may be overtaken."""
+    """The waiter was suspended in mid-burst, and so may be overtaken."""
     awaits_end: bool
     """It waits for the end of a session (``rules.ending``)."""
 

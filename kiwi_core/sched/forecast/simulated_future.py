@@ -157,7 +157,7 @@ class SimulatedFuture:
         return ev.DeadlinePassed()
 
     def _is_stale(self, end: tuple[int, SessionId, int]) -> bool:
-        """Return whether the turn of ``end`` is over already: stopped, or ended otherwise."""
+        """Return whether the turn of ``end`` is over already: suspended, or ended otherwise."""
         runner = self._st.runners.get(end[1])
         return runner is None or runner.granted_ns != end[2]
 

@@ -99,8 +99,8 @@ class Needs:
         """Begin to learn from a burst."""
         self.burst_peak_bytes = footprint_bytes
 
-    def learn_from_stop(self, attained_ns: int) -> None:
-        """Learn from a burst that was stopped in its middle, after its quantum was counted."""
+    def learn_from_suspension(self, attained_ns: int) -> None:
+        """Learn from a burst that was suspended in its middle, after its quantum was counted."""
         if attained_ns >= BELIEVED_NS and self.peak_bytes < self.burst_peak_bytes:
             self.peak_bytes = self.burst_peak_bytes
 

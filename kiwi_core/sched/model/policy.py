@@ -131,7 +131,7 @@ class Policy:
         for no other: a policy may find it in a shorter way."""
         return next(iter(self.order(context)))
 
-    def stop_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:  # noqa: ARG002
+    def turn_ends_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:  # noqa: ARG002
         """Return when ``runner`` makes way for ``waiter``, the first in order. Default: at the end
         of the runner's quantum."""
         return runner.granted_ns + self.quantum_ns(context, runner)

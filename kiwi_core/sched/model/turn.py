@@ -27,8 +27,8 @@ RUNNING: Final = Want.RUNNING
 class Turn:
     """The part of ``Session`` about its bursts and turns. Only this module writes its fields.
 
-    A burst waits (``asks``), runs (``granted``), may be stopped and wait again any number of times
-    (``makes_way``, ``waits_anew``), and ends (``rests``).
+    A burst waits (``asks``), runs (``granted``), may be suspended and wait again any number of
+    times (``makes_way``, ``queues_again``), and ends (``rests``).
     """
 
     __slots__ = tuple[str, ...]()  # ``Session`` has the slots
@@ -39,13 +39,13 @@ class Turn:
     burst: int = 0
     """The number of the burst that is wanted or runs, or else of the last one."""
     mid_burst: bool = False
-    """The burst began and was stopped; only while QUEUED."""
+    """The burst began and was suspended; only while QUEUED."""
     asked_ns: int = 0
     """When its burst was requested."""
     queued_ns: int = 0
     """When its wait began; only while QUEUED."""
     granted_ns: int = 0
-    """When its quantum began; only while RUNNING or being stopped."""
+    """When its quantum began; only while RUNNING or being suspended."""
     began_ns: int = 0
     """When its turn began on the clock of ``RecentUsage``; only while it holds the lease."""
     attained_ns: int = 0
@@ -61,7 +61,8 @@ class Turn:
     # --- waiting --------------------------------------------------------------------------------
 
     def asks(self, burst: int, mid_burst: bool, now_ns: int) -> None:
-        """Wait for the first turn of ``burst``, or, if it was stopped before, for the next one."""
+        """Wait for the first turn of ``burst``, or, if it was suspended before, for the next
+        one."""
         self.want = QUEUED
         self.burst = burst
         self.mid_burst = mid_burst
@@ -78,7 +79,7 @@ class Turn:
         """Record the number of a burst that it neither waits for nor runs."""
         self.burst = max(self.burst, burst)
 
-    def waits_anew(self, now_ns: int) -> None:
+    def queues_again(self, now_ns: int) -> None:
         self.queued_ns = now_ns
 
     def block(self, notice: Notice, detail: str) -> None:
@@ -103,13 +104,13 @@ class Turn:
         self.blocked, self.blocked_detail = None, ""
 
     def runs_on(self) -> None:
-        """Hold the lease as before, because it could not be stopped."""
+        """Hold the lease as before, because it could not be suspended."""
         self.want = RUNNING
         self.mid_burst = False
         self.unblock()
 
     def makes_way(self, now_ns: int) -> None:
-        """Wait for the next turn. It holds the lease until it has been stopped."""
+        """Wait for the next turn. It holds the lease until it has been suspended."""
         self.want = QUEUED
         self.mid_burst = True
         self.queued_ns = now_ns

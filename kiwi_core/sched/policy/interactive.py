@@ -337,7 +337,7 @@ class Interactive(Policy):
         quantum_ns = self._quanta_ns[session.level]
         return quantum_ns if session.weight == 1.0 else round(quantum_ns * session.weight)
 
-    def stop_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:
+    def turn_ends_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:
         began_ns, in_place = runner.granted_ns, waiter.id in context.waiting_in
         floor_ns = self.floor_ns(context, runner)
         # The guard is shorter where nothing would have to move.

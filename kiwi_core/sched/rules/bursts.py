@@ -47,8 +47,8 @@ def stop_holding(st: State, session: Session, then: HistoryKind | None = None) -
 def turn_ended(st: State, session: Session) -> None:
     """Record that a session that held the lease is suspended and waits for its next turn."""
     stop_holding(st, session, then=SUSPENDED)
-    session.waits_anew(st.now_ns)
-    session.learn_from_stop(session.attained_ns)
+    session.queues_again(st.now_ns)
+    session.learn_from_suspension(session.attained_ns)
 
 
 def to_rest(st: State, session: Session) -> None:
@@ -76,7 +76,7 @@ def _rest(st: State, session: Session) -> None:
 
 def wait_anew(st: State, session: Session) -> None:
     """End the session's present wait and begin a new one, for its turn."""
-    session.waits_anew(st.now_ns)
+    session.queues_again(st.now_ns)
     session.turn_goes_on(SUSPENDED if session.mid_burst else WAITS, st.now_ns, st.history)
 
 

@@ -126,7 +126,7 @@ def _is_over(st: State, session: Session, waiter: Session) -> bool:
     """Return whether ``session`` is not running, or should have made way for ``waiter`` by now."""
     if session.want is not RUNNING:
         return True
-    return st.protects and st.policy.stop_at_ns(st, session, waiter) <= st.now_ns
+    return st.protects and st.policy.turn_ends_at_ns(st, session, waiter) <= st.now_ns
 
 
 def _in_the_way_of(st: State, waiter: Session, candidates: list[Session]) -> list[Session]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Under own names: see ``memory``.
 GOES_ON: Final = Notice.RESUMED
-IS_STOPPED: Final = Notice.SUSPENDED
+SUSPENDED_NOTICE: Final = Notice.SUSPENDED
 
 _ACTIONS: Final[dict[Doing, type[Suspend | Resume | PageOut]]] = {
     SUSPENDING: Suspend,
@@ -82,7 +82,7 @@ def end_turn(st: State, session: Session, doing: Doing, cause: str) -> None:
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     if not session.kept_out:  # else ``line_up`` notifies it
-        st.notify(session, IS_STOPPED, cause=cause)
+        st.notify(session, SUSPENDED_NOTICE, cause=cause)
     _start(st, session, doing, cause, ends_turn=True)
     st.line_up(session)
 
@@ -92,7 +92,7 @@ def leave_where_it_is(st: State, session: Session, cause: str) -> None:
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     turn_ended(st, session)
-    st.notify(session, IS_STOPPED, cause=cause)
+    st.notify(session, SUSPENDED_NOTICE, cause=cause)
     st.refresh(session)
     st.line_up(session)
     st.tell(session, "its turn is over ({})", cause)

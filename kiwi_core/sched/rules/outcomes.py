@@ -80,7 +80,7 @@ def _leave_or_return(st: State, session: Session) -> None:
         st.refresh(session)
 
 
-def _stopped(st: State, session: Session, running: OngoingOperation) -> None:
+def _suspended(st: State, session: Session, running: OngoingOperation) -> None:
     if running.ends_turn:
         bursts.turn_ended(st, session)
 
@@ -95,7 +95,7 @@ def suspended(st: State, event: ev.Suspended) -> None:
             st.memory_read(session, st.now_ns)
         elif session.read_ns < 0:  # else its memory was read while it ran
             st.left_gpu(session, st.now_ns)
-        _stopped(st, session, running)
+        _suspended(st, session, running)
         st.tell(session, "held; its memory stays in the GPU")
         _succeeded(st, session)
 
@@ -119,7 +119,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
             st.speed.learn_out(moved_bytes, event.elapsed_ns)
         session.went_out(_all_bytes(session, event), event.moved_bytes, event.stays_bytes)
         st.memory_read(session, st.now_ns)
-        _stopped(st, session, running)
+        _suspended(st, session, running)
         st.tell(session, "paged out: {!b} in {!t}", moved_bytes, event.elapsed_ns)
         _succeeded(st, session)
 
@@ -196,7 +196,7 @@ def _stays(st: State, session: Session, reason: Reason, detail: str) -> None:
 
 
 def _runs_on(st: State, session: Session) -> None:
-    """Let a session that could not be stopped hold the lease as before; its quantum stays used
+    """Let a session that could not be suspended hold the lease as before; its quantum stays used
     up."""
     st.leave_line(session)
     session.runs_on()

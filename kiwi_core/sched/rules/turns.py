@@ -151,7 +151,7 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
         return False
     if st.holders > len(st.runners) or not _may_restore(st):
         return False
-    turn_ns = max(st.policy.stop_at_ns(st, runner, waiter) for runner in st.runners.values())
+    turn_ns = max(st.policy.turn_ends_at_ns(st, runner, waiter) for runner in st.runners.values())
     begin_ns = turn_ns - st.policy.ahead_ns(st, waiter)
     if begin_ns > st.now_ns:
         st.wake_at(begin_ns)
@@ -191,9 +191,9 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     hindrance: tuple[Notice, str] | None = None
     runners = st.runners.values()
     for runner in sorted(runners, key=_granted_ns) if len(runners) > 1 else tuple(runners):
-        stop_at_ns = st.policy.stop_at_ns(st, runner, waiter)
-        if stop_at_ns > st.now_ns:
-            st.wake_at(stop_at_ns)
+        turn_ends_at_ns = st.policy.turn_ends_at_ns(st, runner, waiter)
+        if turn_ends_at_ns > st.now_ns:
+            st.wake_at(turn_ends_at_ns)
             continue
         hindrance = _make_way(st, runner, waiter) or hindrance
         if not st.serialised and runner.turn_ending:
