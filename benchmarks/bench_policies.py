@@ -89,7 +89,10 @@ def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
             swap_ns = _swap_ns(machine(gbps), largest_bytes)
             for policy in NAMES:
                 turn_settings = TurnSettings(
-                    DEFAULTS.tq_ns, DEFAULTS.min_run_ns, DEFAULTS.swap_floor_factor
+                    DEFAULTS.tq_ns,
+                    DEFAULTS.min_run_ns,
+                    DEFAULTS.swap_floor_factor,
+                    DEFAULTS.tenancy_trips,
                 )
                 bound_ns = make(policy).bound_ns(turn_settings, MIXES[mix].sessions - 1, swap_ns)
                 if bound_ns is not None:

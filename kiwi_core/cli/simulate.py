@@ -38,7 +38,7 @@ that is generated (the same again from the same seed), a trace file, or a daemon
 would the other policy have done here last week?"""
 EPILOG = f"""\
 mixes:
-{chr(10).join(f"  {name:10} {mix.summary}" for name, mix in MIXES.items())}
+{chr(10).join(f"  {name:13} {mix.summary}" for name, mix in MIXES.items())}
 
 A day of eight sessions takes seconds; 1,000 GPUs of ten notebooks minutes. With --nodes, sessions
 of the mix come and go, and --place says who chooses their node and GPU.

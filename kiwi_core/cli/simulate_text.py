@@ -55,6 +55,7 @@ def table_lines(
             row(f"  {one.cells}", lambda s, n=number: _two(s.classes[n].wait_s))  # type: ignore[misc]
     row("slowdown, 50 % / 95 %", lambda s: f"{s.all.slowdown.p50:.1f} / {s.all.slowdown.p95:.1f}")
     row("useful share of the GPU", lambda s: f"{s.useful_share:.1%}")
+    row("lost (idle or moving memory)", lambda s: format_duration_s(s.lost_s))
     row("total time", lambda s: format_duration_s(s.total_s))
     row("moves", lambda s: f"{s.swaps:,} ({format_bytes(s.swapped_bytes)})")
     row("stopped in mid-cell", lambda s: f"{s.suspensions:,}")

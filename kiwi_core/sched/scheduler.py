@@ -72,7 +72,9 @@ class Scheduler:
             total_bytes=total_bytes,
             config=config,
             policy=make(policy),
-            turn_settings=TurnSettings(tq_ns, config.min_run_ns, config.swap_floor_factor),
+            turn_settings=TurnSettings(
+                tq_ns, config.min_run_ns, config.swap_floor_factor, config.tenancy_trips
+            ),
             anti_thrash=anti_thrash,
             host_budget_bytes=host_budget_bytes,
             next_op=first_op,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.turn import Want
+from kiwi_core.sched.rules import tenancy
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
 from kiwi_core.states import AntiThrash, HistoryKind, Residency, SessionState
 from kiwi_core.units import format_bytes
@@ -105,7 +106,7 @@ def _waiters(st: State) -> Iterator[Session]:
     """Yield the waiters that no longer hold the GPU, then the sessions kept out of it. A session
     that is being suspended is in the queue already, but is shown as a holder until it is
     suspended."""
-    yield from (session for session in st.policy.order(st) if not session.turn_ending)
+    yield from (session for session in tenancy.order(st) if not session.turn_ending)
     yield from (session for session in st.kept_out.values() if session.aside)
 
 
@@ -149,7 +150,7 @@ def _activity(session: Session) -> str:
 def _turn_ends_at_ns(st: State, runner: Session) -> int | None:
     """Return when ``runner`` makes way for the first waiter, or, if no session waits, when its
     quantum ends. ``None``: all waiters are being brought in beside it, or cannot have the GPU."""
-    in_line = tuple(w for w in st.policy.order(st) if not w.turn_ending) if st.queue else ()
+    in_line = tuple(w for w in tenancy.order(st) if not w.turn_ending) if st.queue else ()
     first = next((w for w in in_line if w.id not in st.chosen and w.blocked is None), None)
     if in_line and first is None:
         return None

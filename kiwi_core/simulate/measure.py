@@ -2,7 +2,8 @@
 
 Wait: the time from the request until the cell first runs. Slowdown: the time from the request to
 the end, over the GPU time that the cell needs alone (at least a second, so that tiny cells do not
-dominate). Useful share: work done over the time in which any session wanted the GPU. Fairness:
+dominate). Useful share: work done over the time in which any session wanted the GPU. Lost: the
+total time less the GPU time that all cells need. Fairness:
 Jain's index of the GPU time of each user per second of wanting; with several GPUs their mean.
 """
 
@@ -143,6 +144,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     cells: int
     total_s: float
     """Time until all work was done; the sum over several GPUs."""
+    lost_s: float
+    """The total time less the GPU time that the cells need: idle while anybody thinks or waits, and
+    while memory moves."""
     useful_share: float
     """Work done over the time in which any session wanted the GPU."""
     wanted_share: float
@@ -176,6 +180,7 @@ def summarise(measures: Measures) -> Summary:
     return Summary(
         cells=measures.cells,
         total_s=ns_to_seconds(measures.makespan_ns),
+        lost_s=ns_to_seconds(measures.makespan_ns - sum(measures.gpu_ns)),
         useful_share=_share(measures.given_ns, measures.wanted_ns),
         wanted_share=_share(measures.wanted_ns, measures.makespan_ns),
         swaps=measures.swaps,

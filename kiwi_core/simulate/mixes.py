@@ -22,10 +22,12 @@ class CellKind:
     """The behaviour of one kind of session. Pairs are evenly drawn ranges; shares are fractions."""
 
     cell_median_s: float
-    cell_sigma: float
+    cell_sigma: float | None
+    """``None``: evenly from 0.2 to 1.8 times the median."""
     cell_max_s: float
     think_median_s: float
-    think_sigma: float
+    think_sigma: float | None
+    """``None``: exponential, with ``think_median_s`` as the mean."""
     gpu_share: tuple[float, float] = (1.0, 1.0)
     """The GPU's share of a cell's time; the rest is CPU time before it."""
     break_chance: float = 0.0
@@ -35,6 +37,8 @@ class CellKind:
     """The memory that the session holds in the end, as a share of the GPU."""
     warm_up: int = 1
     """Number of first cells that only import and look around: a context, one second each."""
+    grows: bool = True
+    """Whether it takes its memory bit by bit, not all of it in its first cell."""
 
 
 CONTEXT_BYTES: Final = 500 * MIB
@@ -69,6 +73,21 @@ HEAVY: Final = CellKind(
 """Computes 60 % of the time if alone: mean cell 46 s, mean pause 29 s. Eight of them want almost
 five GPUs."""
 
+
+def quick(think_s: float, footprint: float, cell_s: float = 2.0) -> CellKind:
+    """Return a user who thinks for seconds. Moving the memory may take longer than that."""
+    return CellKind(
+        cell_median_s=cell_s, cell_sigma=None, cell_max_s=cell_s * 2, think_median_s=think_s,
+        think_sigma=None, footprint=(footprint, footprint), warm_up=0, grows=False,
+    )  # fmt: skip
+
+
+ENDLESS: Final = CellKind(
+    cell_median_s=20 * 3600.0, cell_sigma=0.0, cell_max_s=20 * 3600.0,
+    think_median_s=1.0, think_sigma=0.0, footprint=(0.75, 0.75), warm_up=0, grows=False,
+)  # fmt: skip
+"""One cell that outlasts everybody, so that no policy looks good by starving it."""
+
 SMALL: Final = (0.15, 0.3)
 """Footprints so small that three to five sessions fit together."""
 
@@ -96,6 +115,17 @@ MIXES: Final[dict[str, Mix]] = {
     "small": Mix(
         "6 interactive sessions and 1 training, small footprints",
         ((_small(INTERACTIVE), 6), (_small(TRAINING), 1)),
+    ),
+    "pair": Mix("2 users who think for 5 s and do not fit together", ((quick(5, 0.625), 2),)),
+    "three": Mix("3 users who think for 20 s, none fit together", ((quick(20, 0.625), 3),)),
+    "four": Mix("4 users who think for 5 s, two fit together", ((quick(5, 0.375), 4),)),
+    "1+training": Mix(
+        "1 user who thinks for 4 s, and 1 training that does not fit beside",
+        ((quick(4, 0.5, 1.0), 1), (ENDLESS, 1)),
+    ),
+    "pair+training": Mix(
+        "2 users who think for 5 s, and 1 training; no two fit together",
+        ((quick(5, 0.625), 2), (ENDLESS, 1)),
     ),
 }
 
@@ -146,14 +176,21 @@ def _cells(kind: CellKind, rng: random.Random, length_s: float, total_bytes: int
     lived_s = 0.0
     while lived_s < length_s or len(cells) <= kind.warm_up:
         warming_up = len(cells) < kind.warm_up
-        think_s = _lognormal(rng, kind.think_median_s, kind.think_sigma)
+        if kind.think_sigma is None:
+            think_s = rng.expovariate(1 / kind.think_median_s)
+        else:
+            think_s = _lognormal(rng, kind.think_median_s, kind.think_sigma)
         if rng.random() < kind.break_chance:
             think_s += rng.uniform(*kind.break_s)
-        cell_s = min(_lognormal(rng, kind.cell_median_s, kind.cell_sigma), kind.cell_max_s)
+        if kind.cell_sigma is None:
+            cell_s = kind.cell_median_s * rng.uniform(0.2, 1.8)
+        else:
+            cell_s = min(_lognormal(rng, kind.cell_median_s, kind.cell_sigma), kind.cell_max_s)
         if warming_up:
             cell_s = 1.0
         gpu_s = cell_s * rng.uniform(*kind.gpu_share)
-        held_bytes = _grown(rng, held_bytes, final_bytes, len(cells) - kind.warm_up)
+        real_cells = len(cells) - kind.warm_up
+        held_bytes = _grown(rng, held_bytes, final_bytes, real_cells) if kind.grows else final_bytes
         cells.append(
             Cell(
                 think_ns=seconds_to_ns(think_s),

@@ -84,7 +84,10 @@ class Notebooks:
         if self.plan.owners:  # the most sessions that one of them has, times their number
             others = max(others, -(-self.plan.sessions // self.plan.owners) * self.plan.owners)
         turn_settings = TurnSettings(
-            self.longest_tq_ns, CONFIG.min_run_ns, CONFIG.swap_floor_factor
+            self.longest_tq_ns,
+            CONFIG.min_run_ns,
+            CONFIG.swap_floor_factor,
+            CONFIG.tenancy_trips,
         )
         return st.policy.bound_ns(turn_settings, others, swap_ns + 2 * JITTER_NS)
 

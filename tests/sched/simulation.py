@@ -29,6 +29,7 @@ from simulated_world import (
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
 from kiwi_core.sched.scheduler import Scheduler
@@ -37,6 +38,8 @@ from kiwi_core.units import NS_PER_S, OpId, SessionId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kiwi_core.sched.model.state import PlaceKept
 
 __all__ = ["Plan", "Simulation", "cramped_plan_of", "owned_plan_of", "plan_of", "unguarded_plan_of"]
 
@@ -139,11 +142,30 @@ class Simulation(Notebooks, Driver, Mischief):
         busy = st.runners or any(not s.stuck for s in st.ops.values())
         if st.queue and not busy and st.observed and not self._awaits_reading():
             idle_for = [s.id for s in st.queue.values() if s.blocked is None]
+            if idle_for and st.keeps is not None:
+                self._check_place_kept(st.keeps)
+                return
             assert not idle_for, f"idle GPU, nothing under way, and {idle_for} wait unblocked"
             assert self._will_wake(), "all waiters are blocked and nobody will look again"
             for waiter in st.queue.values():
                 barred = waiter.residency is SUSPENDED and waiter.blocked is Notice.PAGE_OUT_REFUSED
                 assert not barred, f"a refused page-out keeps {waiter.id} from going on"
+
+    def _check_place_kept(self, kept: PlaceKept) -> None:
+        """Check that the GPU idles only for the user of a session who may be back soon: for at most
+        the time of a switch there and back after the burst, and no longer than a tenancy."""
+        st, session = self.scheduler._st, kept.session
+        away_ns = 0
+        for waiter in st.queue.values():
+            moves_ns = st.speed.round_trip_ns(session.footprint_bytes + waiter.footprint_bytes)
+            away_ns = max(away_ns, moves_ns + st.policy.floor_ns(st, waiter))
+        assert session.want is Want.NONE
+        assert self.now_ns < kept.until_ns <= min(session.rested_ns + away_ns, kept.ends_ns)
+        assert kept.ends_ns - max(session.tenant_ns, st.contended_ns) <= max(
+            self.tq_ns, st.config.tenancy_trips * away_ns
+        )
+        assert st.wake_ns is not None
+        assert st.wake_ns <= kept.until_ns
 
     def _awaits_reading(self) -> bool:
         st = self.scheduler._st
@@ -153,10 +175,11 @@ class Simulation(Notebooks, Driver, Mischief):
     def _will_wake(self) -> bool:
         """Return whether a deadline is set, or none is needed: only reports change anything."""
         st = self.scheduler._st
+        others = sum(not waiter.stuck for waiter in st.queue.values()) - 1
         in_backoff = any(
             # A session in the GPU does not wait for its own back-off; others may, for its memory.
             s.backoff_until_ns > self.now_ns
-            and (s.residency is not RESIDENT or (s.resident_bytes > 0 and len(st.queue) > 1))
+            and (s.residency is not RESIDENT or (s.resident_bytes > 0 and others > 0))
             for s in st.queue.values()
             if not s.op and not s.stopped and not must_stay(s)
         )

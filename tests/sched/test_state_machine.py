@@ -460,7 +460,7 @@ class Machine(RuleBasedStateMachine):
             busy = st.runners or any(not session.stuck for session in st.ops.values())
             patience_ns = st.config.reading_patience_ns
             awaits = any(s.left_ns + patience_ns > self.now_ns for s in st.unread.values())
-            if st.observed and not busy and not awaits:
+            if st.observed and not busy and not awaits and st.keeps is None:
                 assert all(waiter.blocked is not None for waiter in st.queue.values())
 
     @invariant()

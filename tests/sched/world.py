@@ -51,6 +51,7 @@ class World:
         config = replace(
             DEFAULTS,
             lingering_idle_ns=3 * NS_PER_S,
+            tenancy_trips=float(chosen.get("tenancy", "0")),
             end_immovable_after_ns=round(float(chosen.get("end", "0")) * NS_PER_S),
         )
         self.scheduler = Scheduler(

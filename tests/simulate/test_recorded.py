@@ -157,7 +157,7 @@ def recorded(
 @pytest.mark.parametrize("mix", ["6+2", "heavy", "small"])
 def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
     """The work is the same afterwards, whatever waited or ran beside it."""
-    work = generate(mix, hours=0.5, seed=2)
+    work = generate(mix, hours=0.5, seed=SEED)
     again = trace_of(recorded(work, replace(SimulatedMachine(), look_ns=0)))
     assert again.total_bytes == work.total_bytes
     the_same_work(work, again)
@@ -167,7 +167,7 @@ def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
 def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
     """The waits in the journal are those that the simulation measured, cell by cell. The last one
     is omitted; see below."""
-    work, machine = generate(mix, hours=0.5, seed=2), replace(SimulatedMachine(), look_ns=0)
+    work, machine = generate(mix, hours=0.5, seed=SEED), replace(SimulatedMachine(), look_ns=0)
     entries: list[JournalHeader | JournalEntry] = [HEADER]
     simulation = Simulation(
         work, machine, Setup(policy="round-robin"),
@@ -197,6 +197,10 @@ def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
     assert 0 <= measured.makespan_ns - told.makespan_ns <= last_ns
 
 
+SEED = 11
+"""With it no session grows past what is free, which would change the work."""
+
+
 def the_same_work(work: Trace, again: Trace) -> None:
     """The last cell is omitted, because a simulation ends with it, before the journal says so."""
     by_start = sorted(work.sessions, key=lambda s: s.starts_ns)
@@ -210,7 +214,7 @@ def the_same_work(work: Trace, again: Trace) -> None:
 
 
 def test_faults_do_not_confuse_the_work() -> None:
-    work = generate("6+2", hours=0.5, seed=2)
+    work = generate("6+2", hours=0.5, seed=SEED)
     machine = replace(SimulatedMachine(), look_ns=0)
     the_same_work(work, trace_of(recorded(work, machine, faults=FaultRates(refuse=0.1, hang=0.02))))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.memory import PAGED_OUT
 from kiwi_core.sched.model.operations import PAGING_OUT
+from kiwi_core.sched.rules import tenancy
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -25,7 +26,7 @@ def begins_ns(st: State) -> dict[SessionId, int]:
     swaps = st.active_need_bytes + st.margin_bytes > st.capacity_bytes
     at_ns = 0
     begins: dict[SessionId, int] = {}
-    for waiter in st.policy.order(st):
+    for waiter in tenancy.order(st):
         if waiter.blocked is not None or waiter.stuck:
             continue
         going_out = waiter.op is not None and waiter.op.doing is PAGING_OUT

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kiwi_core.sched.forecast.futures import CROWD, Futures, futures, tail_ns
 from kiwi_core.sched.forecast.ranges import Estimate, likely
+from kiwi_core.sched.rules import tenancy
 from kiwi_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
-    from kiwi_core.units import SessionId
+from kiwi_core.units import SessionId
 
 KEPT_NS: Final = 250 * NS_PER_MS
 """How long a forecast is reused unless the history changes. So there are at most four a second:
@@ -250,7 +251,7 @@ class Forecast:
         passed_ns = now_ns - self._looked_ns[-1]
         due = changed or passed_ns >= KEPT_NS
         due = due and now_ns - self._looked_ns[0] >= NS_PER_S
-        places = tuple(waiter.id for waiter in st.policy.order(st) if not waiter.turn_ending)
+        places = tuple(waiter.id for waiter in tenancy.order(st) if not waiter.turn_ending)
         seen = frozenset(st.at_work), places, _settings(st)
         news, self._seen = seen != self._seen, seen
         if st.queue and (due or news):
@@ -274,7 +275,7 @@ class Forecast:
         place = 0
         tail = self._due_tail(st, ahead, now_ns, news=news)
         last: Estimate | None = None
-        for waiter in tuple(st.policy.order(st)):
+        for waiter in tuple(tenancy.order(st)):
             standing = ForecastBasis(now_ns, place, settings, troubles, holders)
             place += not waiter.turn_ending  # a session whose turn is ending is shown as a holder
             found = ahead.waits_ns.get(waiter.id)

@@ -9,6 +9,7 @@ the time that the measured speed gives for their bytes. No new requests arrive.
 from __future__ import annotations
 
 import heapq
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
@@ -26,7 +27,7 @@ from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
 if TYPE_CHECKING:
     from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.sched.model.session import Session
-    from kiwi_core.sched.model.state import State
+    from kiwi_core.sched.model.state import PlaceKept, State
 
 NEVER_NS: Final = 1 << 62
 
@@ -81,17 +82,22 @@ class SimulatedFuture:
         self._free_at_ns: dict[Doing, int] = {}
         """When the bus is free for the next move, by direction."""
         self._lengths_ns: dict[SessionId, int] = {}
+        self._chances: dict[SessionId, float] = {}
+        """The quantile of each session's bursts and pauses."""
         step = GOLDEN if spread else 0.0
         for number, (id_, session) in enumerate(copied.sessions.items()):
+            self._chances[id_] = (chance + number * step) % 1.0
             if session.counted_active_bytes:
                 had_ns = session.attained_ns + session.run_ns(now_ns)
-                self._lengths_ns[id_] = burst_ns(session, had_ns, (chance + number * step) % 1.0)
+                self._lengths_ns[id_] = burst_ns(session, had_ns, self._chances[id_])
         for session in copied.cramped.values():
             self._stays(session)
         for session in copied.ops.values():
             self._expect_report(session)
         for runner in copied.runners.values():
             self._expect_end(runner)
+        if st.keeps is not None:
+            self._expect_stay(copied.sessions[st.keeps.session.id], st.keeps)
 
     def waits_ns(self, grants_max: int, steps_max: int = STEPS_MAX) -> dict[SessionId, int]:
         """Return the waits of the first ``grants_max`` present waiters that are granted (or, if
@@ -167,6 +173,28 @@ class SimulatedFuture:
             ends_ns = max(self._now_ns, runner.granted_ns + length_ns - runner.attained_ns)
             heapq.heappush(self._ends, (ends_ns, runner.id, runner.granted_ns))
 
+    def _expect_stay(self, session: Session, kept: PlaceKept) -> None:
+        """Let ``session`` keep its place for the pauses and bursts to come, all in one: until one
+        of its pauses is longer than its place is kept, or its tenancy ends."""
+        if session.id in self._st.stays_ns:
+            return
+        began_ns = session.rested_ns or 0
+        hold_ns = kept.until_ns - began_ns
+        left = [pause_ns for pause_ns in session.pauses_ns if pause_ns > self._now_ns - began_ns]
+        short = [pause_ns for pause_ns in left if pause_ns <= hold_ns]
+        cell_ns = median_low(session.durations_ns) if session.durations_ns else 0
+        at_ns, chance = began_ns, self._chances.get(session.id, 0.5)
+        # Each further pause is short with the same probability: the number of cells is geometric.
+        while short and at_ns < kept.ends_ns:
+            returns = len(short) / (len(left) + 1)
+            if chance >= returns:
+                break
+            chance /= returns
+            at_ns += median_low(short) + cell_ns
+            left = list(session.pauses_ns)
+            short = [pause_ns for pause_ns in left if pause_ns <= hold_ns]
+        self._st.foresee_stay(session, min(at_ns + hold_ns, kept.ends_ns))
+
     def _stays(self, session: Session) -> None:
         """Let every page-out of ``session`` be refused, and be tried only before it is ended; that
         of a runner also at the end of its turn."""
@@ -200,6 +228,8 @@ class SimulatedFuture:
         elif isinstance(event, ev.SessionLost):
             self._try_runners_again()
         settle(st)
+        if st.keeps is not None:
+            self._expect_stay(st.keeps.session, st.keeps)
         done = [one.session for one in st.history.happenings if isinstance(one, SessionForgotten)]
         for action in actions:
             if isinstance(action, Grant):

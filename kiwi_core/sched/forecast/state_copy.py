@@ -59,6 +59,7 @@ def _session(session: Session) -> Session:
     copied.story = _UNREAD
     copied.peaks_bytes = session.peaks_bytes.copy()
     copied.durations_ns = session.durations_ns.copy()
+    copied.pauses_ns = session.pauses_ns.copy()
     if session.op is not None:
         copied.op = copy(session.op)
     return copied

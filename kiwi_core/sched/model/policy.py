@@ -27,12 +27,18 @@ class TurnSettings:
     tq_ns: int
     min_run_ns: int
     swap_floor_factor: float
+    tenancy_trips: float = 0.0
 
     least_ns: int = field(init=False)
     """How long a session runs at least even if its swap costs less."""
 
     def __post_init__(self) -> None:
         self.least_ns = min(self.tq_ns, self.min_run_ns)
+
+    def tenancy_ns(self, trip_ns: int) -> int:
+        """Return how long a session may keep its place from a waiter (``rules.tenancy``) if it
+        takes ``trip_ns`` to move both out and in; 0: no places are kept."""
+        return max(self.tq_ns, round(self.tenancy_trips * trip_ns)) if self.tenancy_trips else 0
 
 
 class PolicyContext(Protocol):
@@ -116,7 +122,8 @@ class Policy:
     def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int | None:  # noqa: ARG002
         """Return the longest wait of a session while ``others`` sessions wait or hold the lease
         (``PolicyContext.rivals``: more if its owner has several) and a swap (out and in) takes at
-        most ``swap_ns``. The policy promises this bound while nothing fails and all sessions are
+        most ``swap_ns``; one of them may keep its place from the others (``rules.tenancy``), or
+        one more. The policy promises this bound while nothing fails and all sessions are
         of one class. ``None``: it promises nothing. Tests and benchmarks use it."""
         return None
 
@@ -171,6 +178,16 @@ class Policy:
         paged in beside the runners, where there is room for all of them. Default: the time to page
         it in, and to page out as much."""
         return context.moving_ns(waiter)
+
+    def tenancy_ns(self, tenant: Session, waiter: Session, usual_ns: int) -> int:  # noqa: ARG002
+        """Return how long ``tenant`` may keep its place from ``waiter`` in all (``rules.tenancy``):
+        ``usual_ns``, less, or 0. Default: ``usual_ns``."""
+        return usual_ns
+
+    def old_at_ns(self, context: PolicyContext, waiter: Session, tenant: Session) -> int:  # noqa: ARG002
+        """Return when ``waiter`` is so old that ``tenant``, counted as active, must not keep its
+        place any longer. Default: at once, so that only the length of a tenancy counts."""
+        return waiter.queued_ns
 
     def reorders_at_ns(self, context: PolicyContext) -> int | None:  # noqa: ARG002
         """Return when ``order`` changes by the passing of time alone; ``None``: never, or not

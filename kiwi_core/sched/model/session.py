@@ -16,6 +16,7 @@ from kiwi_core.sched.model.history import Record
 from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED, Memory
 from kiwi_core.sched.model.needs import Needs
 from kiwi_core.sched.model.program import Program
+from kiwi_core.sched.model.tenancy import Tenancy
 from kiwi_core.sched.model.turn import QUEUED, RUNNING, Turn
 from kiwi_core.states import NOT_FREE, Notice
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Session(Memory, Turn, Needs, Program, Failures, Cramped, Record):
+class Session(Memory, Turn, Needs, Tenancy, Program, Failures, Cramped, Record):
     """The record of one session. Each of its parts, the base classes, is in a module of its own,
     which alone writes the fields of the part. A rule calls a method of the part
     (``session.came_in(...)``) and reads the fields freely.

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     from kiwi_core.units import OpId, SessionId
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceKept:
+    """The place of an idle session, which is kept in case its user's next cell comes."""
+
+    session: Session
+    until_ns: int
+    """When its memory goes out unless its user has asked before."""
+    ends_ns: int
+    """When its tenancy ends, however often its user asks."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class State(Derived):
     """Everything that the scheduler of one GPU knows. The scheduler creates it, and a forecast
@@ -57,6 +68,15 @@ class State(Derived):
     chosen: dict[SessionId, Session] = field(default_factory=dict)
     """The sessions in the queue whose turn has begun: they are being brought in, and once in the
     GPU they are considered before all others."""
+    out_for: dict[SessionId, SessionId] = field(default_factory=dict)
+    """The waiter for which a session was paged out (``rules.tenancy``), by that session's id; until
+    a session that has come in is granted the lease, or the waiter leaves the queue."""
+    contended_ns: int = 0
+    """When the queue last ceased to be empty."""
+    keeps: PlaceKept | None = None
+    """The place in the GPU that is kept although a waiter needs it, as of the last settle pass."""
+    stays_ns: dict[SessionId, int] = field(default_factory=dict)
+    """Only in a forecast: until when a session keeps its place, its next cells included."""
     runners: dict[SessionId, Session] = field(default_factory=dict)
     """The sessions that hold the lease and are not being stopped."""
     stopped: set[SessionId] = field(default_factory=set)
@@ -108,6 +128,7 @@ class State(Derived):
             self.history.happenings = []
         actions: list[Action] = []
         self.actions = actions
+        self.keeps = None
         return actions
 
     def ignore(self) -> None:
@@ -160,6 +181,8 @@ class State(Derived):
 
     def now_runs(self, session: Session) -> None:
         """Record that ``session``, already out of the queue, holds the lease."""
+        if session.takes_its_place(self.now_ns):
+            self.out_for = {}
         self.runners[session.id] = session
         self.usage.runs(session)
         self.policy.served(session)
@@ -180,6 +203,7 @@ class State(Derived):
             return
         if not self.queue:
             self.usage.somebody_waits(self.now_ns)
+            self.contended_ns = self.now_ns
         self.queue[session.id] = session
         self.policy.joined(self, session)
 
@@ -189,12 +213,28 @@ class State(Derived):
         self.policy.left(self, session)
         del self.queue[session.id]
         self.chosen.pop(session.id, None)
+        if self.out_for:
+            self.out_for = {out: id_ for out, id_ in self.out_for.items() if id_ != session.id}
         if not self.queue:
             self.usage.nobody_waits(self.now_ns)
 
     def choose(self, session: Session) -> None:
         """Begin the turn of a session in the queue: it is brought in."""
         self.chosen[session.id] = session
+
+    def keep_place(self, kept: PlaceKept) -> None:
+        """Let a waiter wait while the place of another session is kept, and have the settle pass
+        run again when that is over."""
+        self.keeps = kept
+        self.wake_at(kept.until_ns)
+
+    def foresee_stay(self, session: Session, until_ns: int) -> None:
+        """In a forecast: let ``session`` keep its place until then."""
+        self.stays_ns[session.id] = until_ns
+
+    def goes_out_for(self, session: Session, waiter: Session) -> None:
+        """Record that ``session`` is paged out to make room for ``waiter``."""
+        self.out_for[session.id] = waiter.id
 
     def choose_no_more(self, session: Session) -> None:
         """Let ``session`` wait in the queue like others, if it was chosen."""
@@ -272,6 +312,7 @@ class State(Derived):
         self.uncramp(session)
         self.unread.pop(session.id, None)
         self.stopped.discard(session.id)
+        self.out_for.pop(session.id, None)
         del self.sessions[session.id]
         self.stories.end(session.id)
 

@@ -6,8 +6,8 @@ is that of arrival, in turns of the owners, but on the first two levels waiters 
 the GPU precede the others. The level is set when a session joins the queue. Quanta are TQ/2, 3/2 TQ
 and 3 TQ: a long burst pays for few swaps.
 
-*Making way.* A runner makes way for a waiter of a lower level once it has run for TQ/4, but never
-before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum. After
+*Making way.* A runner makes way for a waiter of a lower level once it has run as long as the swap
+costs, and 2 s (swap guard). Otherwise it runs for its quantum. After
 that it goes on for as long as it would precede the waiter if it were queued now. If the waiter's
 memory is in the GPU, nothing has to move. The runner then makes way after TQ/10, also if both are
 on the first level.
@@ -33,12 +33,14 @@ together get at most half of the time. In ageing, others count by weight.
 
 The bound: with n others that wait or hold, a waiter is granted within
 
-    max(4 TQ, 3 × n × (TQ + S)) + (n + 1) × (max(2/3 TQ, S) + S)
+    max(4 TQ, 3 × (n + 1) × (TQ + S), (n + 1) × T) + (n + 2) × (max(2/3 TQ, S) + S)
 
-where S is the longest swap (out and in). After the first term the waiter is old, and then only
-older waiters precede it. Turns go round the owners: if the waiter's owner has k sessions that wait
-or hold, and there are o owners with such sessions, n counts as at least k × o - 1. The conditions
-are those of round robin's bound, and that all sessions are of the same class.
+where S is the longest swap (out and in) and T a tenancy (``rules.tenancy``) of two such swaps. One
+session more than n may keep its place. After the first term the waiter is old, and then only older
+waiters precede it, and one that was promised its turn before. Turns go round the owners: if the
+waiter's owner has k sessions that wait or hold, and there are o owners with such sessions, n counts
+as at least k × o - 1. The conditions are those of round robin's bound, and that all sessions are of
+the same class.
 """
 
 from __future__ import annotations
@@ -66,9 +68,6 @@ LAST: Final = len(LEVELS_TQ)
 
 QUANTA_TQ: Final = (0.5, 1.5, 3.0)
 """Quanta by level. Long quanta for long bursts save swaps; short cells interrupt them anyway."""
-
-LEAST_RUN_TQ: Final = 0.25
-"""The least that a runner gets. With 1/15 the total time under overload was 8 to 10 % longer."""
 
 IN_PLACE_TQ: Final = 0.1
 """The least that a runner gets if the waiter's memory is in the GPU. For a waiter on the
@@ -117,7 +116,6 @@ class Interactive(Policy):
         tq_ns = turn_settings.tq_ns
         self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
         self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
-        self._least_run_ns = round(LEAST_RUN_TQ * tq_ns)
         self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), turn_settings.least_ns)
         self._patience_ns = round(PATIENCE_TQ * tq_ns)
         self._turn_patience_ns = float(PATIENCE_FACTOR * tq_ns)
@@ -125,9 +123,10 @@ class Interactive(Policy):
 
     def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int:
         tq_ns = turn_settings.tq_ns
-        old_ns = max(PATIENCE_TQ * tq_ns, PATIENCE_FACTOR * others * (tq_ns + swap_ns))
+        old_ns = max(PATIENCE_TQ * tq_ns, PATIENCE_FACTOR * (others + 1) * (tq_ns + swap_ns))
+        old_ns = max(old_ns, (others + 1) * turn_settings.tenancy_ns(2 * swap_ns))
         turn_ns = max(PROTECTED_TQ * tq_ns, turn_settings.swap_floor_factor * swap_ns) + swap_ns
-        return round(old_ns + (others + 1) * turn_ns)
+        return round(old_ns + (others + 2) * turn_ns)
 
     # --- the queue ------------------------------------------------------------------------------
 
@@ -179,18 +178,25 @@ class Interactive(Policy):
         return context.usage.favoured_ns(session, context.now_ns) > fair_ns + slack_ns
 
     def favoured_ns(self, context: PolicyContext, session: Session, had_ns: int) -> int:  # noqa: ARG002
-        """Return the part of the turn before the session reaches the last level; 0 while it is on
-        the last level, for whatever reason."""
+        """Return the part of the turn before the session reaches the last level. While it is on the
+        last level, for whatever reason, only a turn counts for which its place was kept."""
         if session.level == LAST:
-            return 0
+            return had_ns if session.came_back else 0
         until_last_ns = round(self._levels_ns[-1] * session.weight)
         return max(0, min(had_ns, until_last_ns - session.attained_ns))
 
     # --- ageing and shares ----------------------------------------------------------------------
 
-    def _old_at_ns(self, context: PolicyContext, waiter: Session) -> int:
+    def _old_at_ns(
+        self, context: PolicyContext, waiter: Session, tenant: Session | None = None
+    ) -> int:
         others, rivals = context.active - 1, context.rivals(waiter)
         patience_ns = self._others_ns(context, waiter)
+        if tenant is not None and not tenant.counted_active_bytes:
+            # As if it had come back: the patience depends on the load.
+            swap_ns = (context.moving_ns(tenant) + context.moving_ns(waiter)) // 2
+            turn_ns = round(context.turn_settings.tq_ns * tenant.weight) + swap_ns
+            others, patience_ns = others + 1, patience_ns + PATIENCE_FACTOR * turn_ns
         if rivals > others > 0:  # its owner's other sessions wait for the owner's turns, too
             patience_ns = patience_ns * rivals // others
         return waiter.queued_ns + max(self._patience_ns, patience_ns)
@@ -295,6 +301,16 @@ class Interactive(Policy):
         ]
         return min(beside, key=_level_first, default=None)
 
+    def tenancy_ns(self, tenant: Session, waiter: Session, usual_ns: int) -> int:
+        """Return 0 if ``waiter`` would precede it. On the last level, which is also that of
+        sessions that were favoured too much, it is 3/2 TQ at most: chopping work must not pay."""
+        if tenant.level > waiter.level:
+            return 0
+        return min(usual_ns, self._quanta_ns[1]) if tenant.level == LAST else usual_ns
+
+    def old_at_ns(self, context: PolicyContext, waiter: Session, tenant: Session) -> int:
+        return self._old_at_ns(context, waiter, tenant)
+
     def _by_level(self, context: PolicyContext) -> Iterator[Session]:
         here = sorted(context.waiting_in.values(), key=_queued_ns)
         for level, lane in enumerate(self._lanes[:LAST]):
@@ -340,10 +356,7 @@ class Interactive(Policy):
     def turn_ends_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:
         began_ns, in_place = runner.granted_ns, waiter.id in context.waiting_in
         floor_ns = self.floor_ns(context, runner)
-        # The guard is shorter where nothing would have to move.
-        guard_ns = floor_ns if floor_ns > self._least_run_ns else self._least_run_ns
-        if in_place:
-            guard_ns = self._in_place_ns
+        guard_ns = self._in_place_ns if in_place else floor_ns  # in place nothing has to move
         least_ns = began_ns + guard_ns
         if least_ns < runner.protected_until_ns:
             least_ns = runner.protected_until_ns

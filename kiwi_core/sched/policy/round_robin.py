@@ -1,6 +1,7 @@
 """Round robin: owners take turns, the sessions of each in order of arrival, a time quantum each.
 
-The bound: a waiter is granted within (turns ahead, the runner's included) × (quantum + swap time).
+The bound: a waiter is granted within (turns ahead, the runner's included, and one more) × (quantum
++ swap time + tenancy). The tenancy (``rules.tenancy``) is that of two of the longest swaps.
 With one session for each owner the turns ahead are the sessions ahead; an owner with k sessions
 among o owners has at most k × o - 1 turns ahead of each. A quantum is max(TQ, floor), and the floor
 is the measured cost of a swap. This holds while events keep coming and nothing fails (no refusals,
@@ -59,4 +60,6 @@ class RoundRobin(Policy):
 
     def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int:
         quantum_ns = max(turn_settings.tq_ns, round(turn_settings.swap_floor_factor * swap_ns))
-        return others * (quantum_ns + swap_ns)
+        tenancy_ns = turn_settings.tenancy_ns(2 * swap_ns)
+        turns = others + (tenancy_ns > 0)  # one more, whose place is kept, may come back
+        return turns * (quantum_ns + swap_ns + tenancy_ns)

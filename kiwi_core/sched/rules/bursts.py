@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:
     """Put ``session`` at the tail of the queue for ``burst``."""
+    if session.rested_ns is not None and not mid_burst:
+        session.paused_for(st.now_ns - session.rested_ns)
     session.asks(burst, mid_burst, st.now_ns)
     session.turn_goes_on(SUSPENDED if mid_burst else WAITS, st.now_ns, st.history)
     session.may_move_again()

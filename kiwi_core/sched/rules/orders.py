@@ -15,6 +15,7 @@ from kiwi_core.sched.model.operations import (
     Doing,
     OngoingOperation,
 )
+from kiwi_core.sched.rules import tenancy
 from kiwi_core.sched.rules.bursts import turn_ended
 from kiwi_core.states import Notice
 from kiwi_core.units import NS_PER_S, OpId
@@ -38,6 +39,7 @@ _ACTIONS: Final[dict[Doing, type[Suspend | Resume | PageOut]]] = {
 
 def grant(st: State, session: Session, cause: str) -> None:
     """Give ``session`` the lease and a fresh quantum."""
+    session.comes_back(tenancy.comes_back(st, session))
     st.leave_line(session)
     goes_on, now_ns = session.mid_burst, st.now_ns
     session.turn_goes_on(HOLDS, now_ns, st.history)

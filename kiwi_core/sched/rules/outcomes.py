@@ -117,6 +117,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         # library had left, at another speed.
         if not running.overdue and session.residency is not PAGED_OUT:
             st.speed.learn_out(moved_bytes, event.elapsed_ns)
+        session.gives_up_its_place()
         session.went_out(_all_bytes(session, event), event.moved_bytes, event.stays_bytes)
         st.memory_read(session, st.now_ns)
         _suspended(st, session, running)

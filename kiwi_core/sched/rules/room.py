@@ -22,8 +22,9 @@ from msgspec import Struct
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT
 from kiwi_core.sched.model.operations import PAGING_OUT
 from kiwi_core.sched.model.session import Session
+from kiwi_core.sched.model.state import PlaceKept
 from kiwi_core.sched.model.turn import RUNNING
-from kiwi_core.sched.rules import orders
+from kiwi_core.sched.rules import orders, tenancy
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay, why_it_stays
 from kiwi_core.states import Notice
 from kiwi_core.units import format_bytes
@@ -48,6 +49,7 @@ class RoomState(Enum):
 
 
 _queued_ns = attrgetter("queued_ns")
+_until_ns = attrgetter("until_ns")
 
 READY: Final = RoomState.READY
 COMING: Final = RoomState.COMING
@@ -64,6 +66,8 @@ class VictimSurvey(Struct, eq=False):
     refusing: Session | None = None
     staying: Session | None = None
     """A session whose memory must stay (``unguarded_and_stopped.must_stay``)."""
+    kept: PlaceKept | None = None
+    """The first place to be free again of those that are kept for their sessions."""
     over_budget: Session | None = None
     """A session whose memory system RAM cannot take."""
 
@@ -139,9 +143,12 @@ def survey(
     short_bytes: int,
     beside: Session | None = None,
     residues_for_bytes: int | None = None,
+    *,
+    keeps: bool = False,
 ) -> VictimSurvey:
     """Pick victims until they free ``short_bytes``, or until there are no more. Residues are moved
-    only for ``residues_for_bytes``, a part of it (default: all of it)."""
+    only for ``residues_for_bytes``, a part of it (default: all of it). With ``keeps`` the places
+    that are kept from ``beside`` (``rules.tenancy``) are left alone."""
     found = VictimSurvey()
     if residues_for_bytes is None:
         residues_for_bytes = short_bytes
@@ -151,6 +158,9 @@ def survey(
     for victim in _movable(st, beside):
         if st.knows_owned and is_residue(st, victim):
             spared.append(victim)
+            continue
+        if keeps and beside is not None and (kept := tenancy.kept_place(st, victim, beside)):
+            found.kept = min(found.kept or kept, kept, key=_until_ns)
             continue
         _take(st, found, victim)
         if found.gain_bytes >= short_bytes:
@@ -222,14 +232,27 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     needs_bytes = minimum_bytes(st, session, alone) - has_bytes
     forces_bytes = max(needs_bytes, forced_bytes(st, session) - has_bytes)
     comes_bytes = coming_bytes(st)
-    found = survey(st, short_bytes - comes_bytes, session, forces_bytes - comes_bytes)
+    lacking_bytes = short_bytes - comes_bytes
+    found = survey(st, lacking_bytes, session, forces_bytes - comes_bytes, keeps=True)
+    if found.kept is not None and found.gain_bytes < lacking_bytes:
+        _keep(st, found.kept)
+        return COMING, found
     if comes_bytes + found.gain_bytes < short_bytes:
         if comes_bytes + found.gain_bytes < needs_bytes:
             return SHORT, found
         if not found.victims and not comes_bytes:
             return READY, found
     evict(st, found, f"room for {session.id}")
+    for victim in found.victims:
+        st.goes_out_for(victim, session)
     return COMING, found
+
+
+def _keep(st: State, kept: PlaceKept) -> None:
+    """Let a waiter wait while a place is kept, and look again when that may be over."""
+    st.keep_place(kept)
+    if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
+        st.wake_at(reorders_at_ns)
 
 
 def evict(st: State, found: VictimSurvey, cause: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
 from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, SUSPENDING
 from kiwi_core.sched.model.turn import NOTHING
-from kiwi_core.sched.rules import orders, room
+from kiwi_core.sched.rules import orders, room, tenancy
 from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
 from kiwi_core.sched.rules.unguarded_and_stopped import leave_those_that_stand
 from kiwi_core.states import Notice
@@ -44,7 +44,7 @@ def admit(st: State) -> None:
     that is blocked by a problem does not hold up the others."""
     if st.stopped:
         leave_those_that_stand(st)
-    first = next(iter(st.chosen.values())) if st.chosen else st.policy.first(st)
+    first = next(iter(st.chosen.values())) if st.chosen else tenancy.first(st)
     if _advance(st, first) is GO_ON and st.queue:
         _admit_others(st, first)
     if st.chosen:
@@ -59,7 +59,7 @@ def _admit_others(st: State, first: Session) -> None:
     queue, which may be long, only if none of them has to wait."""
     seen = {first.id}
     for some in (FEW, None):
-        order = st.policy.order(st)
+        order = tenancy.order(st)
         behind = chain(st.chosen.values(), order) if st.chosen else order
         for waiter in tuple(islice(behind, some)):
             if waiter.id in seen or waiter.id not in st.queue:
@@ -237,6 +237,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
         return room.blocked_by(st, waiter, VictimSurvey(over_budget=runner))
     orders.end_turn(st, runner, PAGING_OUT, cause)
+    st.goes_out_for(runner, waiter)
     return None
 
 
