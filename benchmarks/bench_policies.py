@@ -6,21 +6,28 @@ Five mixes (docs/simulate.md) at 5, 25 and 50 GB/s, pooled over held-out seeds: 
 was used to choose a policy's constants (those are 0 to 9). For each: the 95th percentile of the
 waits of short cells (less than 30 s of GPU), the total time for the same work, and the longest
 wait, all as ratios to round robin's; and the longest wait under each policy over the bound that the
-policy states. The last part is the gain of a user who chops work into cells of 8 s while seven
-others run long cells: GPU time over the fair share, while all of them want the GPU.
+policy states. Then the gain of a user who chops work into cells of 8 s while seven others run long
+cells: GPU time over the fair share, while all of them want the GPU.
+
+The last part is what people lose who think for seconds where memory does not fit, with moves at
+2.3 GB/s out and 6 in, and at 45 and 50: GPU time that is lost (the total less the work), in
+minutes, mean waits of short cells in seconds, and moves; the same with no place kept
+(``tenancy_trips=0``) beside it, in the same run.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from common import arguments, report, table, target
+from msgspec.structs import replace as replace_struct
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.model.policy import TurnSettings
-from kiwi_core.sched.policy import make
+from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.fleet import Plan, Work, run
 from kiwi_core.simulate.measure import summarise
@@ -28,12 +35,13 @@ from kiwi_core.simulate.mixes import MIXES, generate
 from kiwi_core.simulate.model import GB, Setup, SimulatedMachine
 from kiwi_core.simulate.policies import NAMES
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
-from kiwi_core.units import GIB, NS_PER_S, ns_to_seconds
+from kiwi_core.units import GIB, NS_PER_MS, NS_PER_S, ns_to_seconds, seconds_to_ns
 
 if TYPE_CHECKING:
     from kiwi_core.simulate.measure import Summary
 
 BASE = "round-robin"
+LONG_THOUGHTS = ("notebooks", "6+1", "6+2", "heavy", "small")
 FIRST_SEED = 1000
 SPEEDS = (5.0, 25.0, 50.0)
 
@@ -54,7 +62,7 @@ def machine(gbps: float) -> SimulatedMachine:
 
 
 def summaries(seeds: int, hours: float, jobs: int) -> dict[tuple[str, float, str], Summary]:
-    keys = [(mix, gbps, policy) for mix in MIXES for gbps in SPEEDS for policy in NAMES]
+    keys = [(mix, gbps, policy) for mix in LONG_THOUGHTS for gbps in SPEEDS for policy in NAMES]
     plans = [
         Plan(Work(mix=mix, hours=hours), machine(gbps), Setup(policy=policy), seed=FIRST_SEED,
              gpus=seeds)
@@ -76,7 +84,7 @@ def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
     """Return the bound of each policy if all other sessions want the GPU, too, and the largest has
     to move each time, at the lowest speed of the noise."""
     found = {}
-    for mix in MIXES:
+    for mix in LONG_THOUGHTS:
         traces = [
             generate(
                 mix, hours=hours, seed=FIRST_SEED + n, total_bytes=SimulatedMachine().total_bytes
@@ -113,7 +121,7 @@ def starving(
     """Return the longest wait of any session over its policy's bound, for each policy."""
     rows: list[list[object]] = []
     targets = []
-    for mix in MIXES:
+    for mix in LONG_THOUGHTS:
         for gbps in SPEEDS:
             row: list[object] = [f"{mix}, {gbps:g} GB/s"]
             for policy in NAMES:
@@ -166,6 +174,100 @@ def choppers_gain(policy: str, gbps: float, seeds: int, hours: float) -> float:
     return sum(gains) / len(gains)
 
 
+# --- people who think for seconds ---------------------------------------------------------------
+
+SLOW, FAST = (2.3, 6.0), (45.0, 50.0)
+
+LIMITS: dict[tuple[str, tuple[float, float]], tuple[float, float]] = {
+    ("training, 2 s", SLOW): (40, 5),
+    ("training, 4 s", SLOW): (60, 7),
+    ("training, 10 s", SLOW): (105, 10),
+    ("training, 30 s", SLOW): (220, 16),
+    ("training, 2 s", FAST): (34, 1.5),
+    ("training, 4 s", FAST): (34, 2.4),
+    ("training, 10 s", FAST): (34, 3),
+    ("training, 30 s", FAST): (34, 3),
+    ("two of 50 GiB, 5 s", SLOW): (70, 11),
+    ("three of 50 GiB, 20 s", SLOW): (330, 60),
+}
+"""Under the default policy: minutes lost, and mean wait of short cells in seconds."""
+
+
+def people(
+    name: str, think_s: float, cell_s: float, gib: float, count: int, rng: random.Random
+) -> SessionTrace:
+    """Return a user who thinks for ``think_s`` (exponential), then runs a cell of 0.2 to 1.8 times
+    ``cell_s``."""
+    cells = tuple(
+        Cell(
+            think_ns=seconds_to_ns(rng.expovariate(1 / think_s)),
+            cpu_ns=0,
+            gpu_ns=seconds_to_ns(cell_s * rng.uniform(0.2, 1.8)),
+            peak_bytes=int(gib * GIB),
+        )
+        for _ in range(count)
+    )
+    return SessionTrace(id=name, user=name, starts_ns=0, cells=cells)
+
+
+def beside_a_training(think_s: float) -> Trace:
+    cell = Cell(think_ns=NS_PER_S, cpu_ns=0, gpu_ns=72_000 * NS_PER_S, peak_bytes=60 * GIB)
+    train = SessionTrace(id="train", user="t", starts_ns=0, cells=(cell,))
+    user = people("n", think_s, 1.0, 40, 400, random.Random(1))
+    user = replace_struct(user, starts_ns=60 * NS_PER_S)
+    return Trace(name="training", total_bytes=80 * GIB, sessions=(train, user))
+
+
+def together(count: int, think_s: float, gib: float) -> Trace:
+    rng = random.Random(1)
+    users = [people(f"n{k}", think_s, 2.0, gib, 300, rng) for k in range(count)]
+    sessions = tuple(
+        replace_struct(user, starts_ns=(1 + k) * NS_PER_S) for k, user in enumerate(users)
+    )
+    return Trace(name="together", total_bytes=80 * GIB, sessions=sessions)
+
+
+QUICK: dict[str, Trace] = {
+    **{f"training, {think_s} s": beside_a_training(think_s) for think_s in (2, 4, 10, 30)},
+    "two of 50 GiB, 5 s": together(2, 5, 50),
+    "three of 50 GiB, 20 s": together(3, 20, 50),
+    "four of 30 GiB, 5 s": together(4, 5, 30),
+}
+
+
+def thinking() -> tuple[list[list[object]], list[dict[str, Any]], list[dict[str, Any]]]:
+    rows: list[list[object]] = []
+    targets, results = [], []
+    for name, trace in QUICK.items():
+        for gbps in (SLOW, FAST):
+            where = SimulatedMachine(
+                out_bytes_per_s=gbps[0] * GB,
+                in_bytes_per_s=gbps[1] * GB,
+                swap_fixed_ns=(200 if gbps is SLOW else 100) * NS_PER_MS,
+            )
+            row: list[object] = [f"{name}; {gbps[0]:g},{gbps[1]:g}"]
+            for policy in NAMES:
+                for trips in (0.0, DEFAULTS.tenancy_trips):
+                    config = replace(DEFAULTS, tenancy_trips=trips)
+                    setup = Setup(policy=policy, config=config)
+                    one = summarise(Simulation(trace, where, setup).run())
+                    lost_min, wait_s = one.lost_s / 60, one.short.wait_s.mean
+                    row.append(f"{lost_min:.0f} min, {wait_s:.1f} s, {one.swaps:,}")
+                    results.append(
+                        {
+                            "trace": name, "gbps": gbps, "policy": policy, "tenancy_trips": trips,
+                            "lost_min": lost_min, "short_wait_mean_s": wait_s, "swaps": one.swaps,
+                            "longest_wait_s": one.all.wait_s.max, "useful_share": one.useful_share,
+                        }
+                    )  # fmt: skip
+                    if policy == DEFAULT and trips and (limits := LIMITS.get((name, gbps))):
+                        what = f"{policy}, {row[0]} GB/s"
+                        targets.append(target(f"{what}: lost", lost_min, limits[0], "min"))
+                        targets.append(target(f"{what}: mean wait", wait_s, limits[1], "s"))
+            rows.append(row)
+    return rows, targets, results
+
+
 # --- the verdict --------------------------------------------------------------------------------
 
 
@@ -174,7 +276,7 @@ def compare(
 ) -> tuple[list[list[object]], list[dict[str, Any]]]:
     rows: list[list[object]] = []
     targets = []
-    for mix in MIXES:
+    for mix in LONG_THOUGHTS:
         for gbps in SPEEDS:
             base, one = found[mix, gbps, BASE], found[mix, gbps, policy]
             waits = one.short.wait_s.p95 / base.short.wait_s.p95
@@ -228,6 +330,10 @@ def main() -> None:
         if policy != BASE
         for gbps, gain in by_speed.items()
     ]
+    rows, judged, thoughts = thinking()
+    print("\npeople who think for seconds: lost, mean wait of short cells, moves")
+    table(["", *(f"{p}{kept}" for p in NAMES for kept in (", nothing kept", ""))], rows)
+    targets += judged
     results = {
         "seeds": list(range(FIRST_SEED, FIRST_SEED + seeds)),
         "hours": hours,
@@ -242,6 +348,7 @@ def main() -> None:
             for (mix, gbps, policy), one in found.items()
         ],
         "chopping": gains,
+        "thinking": thoughts,
         "targets": targets,
     }  # fmt: skip
     report("policies", results, args)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.cli.choosing import EVERYTHING
 from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.units import format_bytes, format_duration_s
-from kiwi_core.wire.words import load_text, outside_text, turn_text, wait_text
+from kiwi_core.wire.words import keeps_text, load_text, outside_text, turn_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,11 @@ def _sharing(gpu: GpuStatus) -> list[str]:
 
 def _holders(gpu: GpuStatus) -> list[str]:
     holders = _by_id(gpu, gpu.holders)
-    return [", ".join(filter(None, (_who(one), turn_text(gpu, one)))) for one in holders]
+    kept = [one for one in gpu.sessions if one.keeps_s is not None]
+    return [
+        *(", ".join(filter(None, (_who(one), turn_text(gpu, one)))) for one in holders),
+        *(f"{_who(one)} {keeps_text(one.keeps_s or 0)}" for one in kept),
+    ]
 
 
 def _queue(gpu: GpuStatus) -> list[str]:

@@ -169,6 +169,12 @@ class Scheduler:
         told = self._forecast.look(self._st, now_ns)
         return shown_holders(self._st), shown_queue(self._st, told, now_ns)
 
+    def place_kept(self, now_ns: int) -> tuple[SessionId, int] | None:
+        """Return the session that keeps its place in the GPU from the first waiter, in case its
+        next cell comes, and for how long at most; ``None``: there is none."""
+        kept = self._st.keeps
+        return None if kept is None else (kept.session.id, max(0, kept.until_ns - now_ns))
+
     def newcomer_wait_ns(self, now_ns: int, before: int = 0) -> int | None:
         """Return how long a session of unknown needs would wait if it asked now, after ``before``
         others like it; ``None`` if that is not known. It costs as much as one forecast: about 100

@@ -159,6 +159,13 @@ def _turn_ends_at_ns(st: State, runner: Session) -> int | None:
     return runner.granted_ns + st.quantum_ns(runner)
 
 
+def _keeps_ns(st: State, session: Session, now_ns: int) -> int | None:
+    kept = st.keeps
+    if kept is None or kept.session is not session:
+        return None
+    return max(0, kept.until_ns - now_ns)
+
+
 def _session(st: State, session: Session, now_ns: int) -> SessionView:
     account = session.account(now_ns)
     time_left_ns = None
@@ -183,6 +190,7 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         leaving=session.leaving,
         peak_bytes=session.peak_bytes or None,
         time_left_ns=time_left_ns,
+        keeps_ns=_keeps_ns(st, session, now_ns),
         ends_in_ns=None if session.ends_ns is None else max(0, session.ends_ns - now_ns),
         problem=session.problem,
         detail=session.problem_detail if session.ends_ns is None else session.shortage,

@@ -42,6 +42,9 @@ class SessionView:
     time_left_ns: int | None
     """The longest time until it makes way for the first waiter (without one, until its quantum
     ends); ``None`` unless it holds the lease and can be stopped. 0: it runs until another asks."""
+    keeps_ns: int | None
+    """How long at most it keeps its place from a waiter in case its next cell comes; ``None``: it
+    keeps none, or nobody needs it."""
     ends_in_ns: int | None
     """How long until it is ended (``rules.ending``) unless things change; ``None``: it is not."""
     problem: Notice | None

@@ -118,6 +118,9 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     peak_bytes: int | None = None
     time_left_s: float | None = None
     """For a holder, the most that is left of its turn while others wait; it may be less."""
+    keeps_s: float | None = None
+    """How long at most it keeps its place in the GPU from a waiter, in case its next cell comes;
+    ``None``: it keeps none, or nobody needs it."""
     problem: str = ""
     problem_text: str = ""
     priority: Priority = Priority.NORMAL

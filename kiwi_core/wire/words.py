@@ -68,6 +68,11 @@ def turn_text(gpu: GpuStatus, holder: SessionStatus) -> str:
     return f"at most {_whole(holder.time_left_s)} more"
 
 
+def keeps_text(keeps_s: float) -> str:
+    """Return that a program keeps its place, and for how long at most, to follow its name."""
+    return f"keeps the GPU for up to {_whole(max(1.0, keeps_s))} in case its next cell comes"
+
+
 def load_text(gauges: GaugesStatus) -> str:
     """Return how hard the GPU works; "": not known."""
     parts = []

@@ -46,13 +46,14 @@ def _aged_waiter(entry: Waiter, now: float) -> Waiter:
 def _aged_session(
     session: Session, now: float, elapsed_s: float, holds: bool, waits: bool
 ) -> Session:
-    if not (holds or waits):
+    if not (holds or waits or session.keeps_until is not None):
         return session
     return replace(
         session,
         held_s=session.held_s + elapsed_s * holds,
         waited_s=session.waited_s + elapsed_s * waits,
         time_left_s=_left(session.turn_ends_at, now),
+        keeps_s=_left(session.keeps_until, now),
     )
 
 

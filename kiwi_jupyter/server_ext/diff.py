@@ -24,6 +24,7 @@ RELATIVE: Final = frozenset(
         "held_s",
         "waited_s",
         "time_left_s",
+        "keeps_s",
         "ago_s",
         "uptime_s",
         "expected_wait_s",
@@ -66,7 +67,9 @@ def steadied(new: Gpu, old: Gpu) -> Gpu:
     of their first appearance. ``gpu_record.py`` keeps the times of the history steady."""
     places = {session.id: index for index, session in enumerate(old.sessions)}
     before = {session.id: session for session in old.sessions}
-    sessions = [_steady(one, before.get(one.id), "turn_ends_at") for one in new.sessions]
+    sessions = [
+        _steady(one, before.get(one.id), "turn_ends_at", "keeps_until") for one in new.sessions
+    ]
     sessions.sort(key=lambda session: places.get(session.id, len(places)))  # stable
     waited = {entry.session: entry for entry in old.queue}
     return replace(

@@ -37,6 +37,7 @@ class Session(SessionStatus, frozen=True, kw_only=True):
 
     path: str | None = None
     turn_ends_at: UnixTime | None = None
+    keeps_until: UnixTime | None = None
 
 
 class Waiter(QueueEntry, frozen=True, kw_only=True):

@@ -42,7 +42,12 @@ def _session(status: SessionStatus, received_at: float, paths: Mapping[str, str]
     fields = asdict(status)
     path = path_of(status.kernel_id, status.mine, paths)
     fields["name"] = name_of(path, status.name)
-    return Session(**fields, path=path, turn_ends_at=_after(received_at, status.time_left_s))
+    return Session(
+        **fields,
+        path=path,
+        turn_ends_at=_after(received_at, status.time_left_s),
+        keeps_until=_after(received_at, status.keeps_s),
+    )
 
 
 def name_of(path: str | None, said: str) -> str:

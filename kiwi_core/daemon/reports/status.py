@@ -23,6 +23,7 @@ from kiwi_core.states import Notice
 from kiwi_core.units import SessionId, ns_to_seconds
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import encode
+from kiwi_core.wire.words import keeps_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -166,6 +167,7 @@ class Reporter:
             lingering=view.lingering,
             peak_bytes=view.peak_bytes,
             time_left_s=_seconds(view.time_left_ns),
+            keeps_s=_seconds(view.keeps_ns),
             problem=problem.value if problem else "",
             problem_text=problem_text,
             priority=view.priority,
@@ -191,13 +193,19 @@ class Reporter:
         """Yield a message for every waiter: its position, the holders, and the expected wait. A
         status of the same ``now_ns`` has the same figures."""
         holders, queue = self._scheduler.queue(now_ns)
+        kept = self._scheduler.place_kept(now_ns)
         for entry in queue:
             member = self._registry.get(entry.session)
             if member is not None and member.connection is not None:
-                holder = self._holders(member.connection.peer, holders)
-                yield member, self._word(member, holder, entry)
+                reader, keeps = member.connection.peer, ""
+                if kept is not None and entry.position == 1:
+                    name = self._holders(reader, (kept[0],))
+                    keeps = f"{name} {keeps_text(ns_to_seconds(kept[1]))}"
+                yield member, self._word(member, self._holders(reader, holders), entry, keeps)
 
-    def _word(self, member: SessionRecord, holder: str, entry: QueueView) -> m.Waiting:
+    def _word(self, member: SessionRecord, holder: str, entry: QueueView, keeps: str) -> m.Waiting:
+        """Return the message for one waiter. ``keeps`` says who keeps a place from it; "":
+        nobody."""
         text, remedy = (
             user_texts.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         )
@@ -210,7 +218,7 @@ class Reporter:
             expected_low_s=_seconds(entry.expected_low_ns),
             expected_high_s=_seconds(entry.expected_high_ns),
             expected_why=entry.expected_why,
-            activity=entry.activity,
+            activity=entry.activity or keeps,
             blocked=entry.blocked,
             detail=f"{text} {remedy}".strip(),
         )

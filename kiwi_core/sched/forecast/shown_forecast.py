@@ -63,6 +63,9 @@ HOLDS: Final = 0.98
 BOUND_FACTOR: Final = 4.0
 """The factor of an upper bound while too few waits are known."""
 
+SWITCH_SLACK: Final = 1.5
+"""The time of a switch varies by a fifth each way, and a bound must hold."""
+
 GOOD: Final = 0.92
 """If a smaller share of forecasts was right lately, ranges are chosen carefully; more than the 85 %
 that are promised."""
@@ -283,9 +286,13 @@ class Forecast:
                 self._promises.pop(waiter.id, None)
             elif found is not None:
                 fresh = self._foresee(st, waiter, found, now_ns)
+                unlucky_ns = ahead.unlucky_ns.get(waiter.id, 0)
+                most_ns = None if standing.ahead else _most_ns(st, waiter, now_ns)
+                if most_ns is not None:
+                    fresh = fresh.no_longer_than(Estimate(most_ns, most_ns, most_ns))
+                    unlucky_ns = min(unlucky_ns, most_ns)
                 if last is None or fresh.expected_ns > last.expected_ns:
                     last = fresh
-                unlucky_ns = ahead.unlucky_ns.get(waiter.id, 0)
                 ends_ns = min(found), max(found)
                 self._tell(st, waiter, fresh, ends_ns, unlucky_ns, standing)
             elif last is not None and waiter.id in tail:
@@ -366,6 +373,23 @@ class Forecast:
 
     def _record(self, kind: Kind) -> Calibration:
         return self._records.setdefault(kind, Calibration())
+
+
+def _most_ns(st: State, first: Session, now_ns: int) -> int | None:
+    """Return the longest wait of the first in line that users can understand: the rest of the
+    holder's turn, or of the time for which it may keep its place, and the switch. ``None``: there
+    is no such limit."""
+    if not st.serialised or st.ops or st.cramped or first.blocked is not None:
+        return None
+    ends_ns = now_ns if st.keeps is None else st.keeps.ends_ns
+    for runner in st.runners.values():
+        if not runner.guarded:
+            return None
+        turn_ends_ns = st.policy.turn_ends_at_ns(st, runner, first)
+        ends_ns = max(ends_ns, turn_ends_ns, tenancy.tenancy_ends_ns(st, runner, first))
+    switch_ns = st.speed.out_ns(st.resident_bytes - first.resident_bytes)
+    switch_ns += st.speed.in_ns(first.footprint_bytes - first.resident_bytes)
+    return ends_ns - now_ns + round(SWITCH_SLACK * switch_ns) + NS_PER_S
 
 
 def _settings(st: State) -> tuple[object, ...]:

@@ -117,7 +117,7 @@ def _back(st: State) -> list[Session]:
     back = [
         one
         for one in st.waiting_in.values()
-        if one.op is None and not one.mid_burst and _tenancy_ends_ns(st, one, waiter) > st.now_ns
+        if one.op is None and not one.mid_burst and tenancy_ends_ns(st, one, waiter) > st.now_ns
     ]
     return sorted(back, key=_queued_ns)
 
@@ -141,7 +141,7 @@ def kept_place(st: State, idle: Session, waiter: Session) -> PlaceKept | None:
     stays_ns = st.stays_ns.get(idle.id, 0)
     if st.now_ns >= max(stays_ns, idle.rested_ns + away_ns):
         return None
-    ends_ns = _tenancy_ends_ns(st, idle, waiter)
+    ends_ns = tenancy_ends_ns(st, idle, waiter)
     if ends_ns <= st.now_ns:
         return None
     # Only a burst that was suspended before makes way for the next request again, so that both
@@ -153,7 +153,7 @@ def kept_place(st: State, idle: Session, waiter: Session) -> PlaceKept | None:
     return PlaceKept(idle, until_ns, ends_ns) if until_ns > st.now_ns else None
 
 
-def _tenancy_ends_ns(st: State, tenant: Session, waiter: Session) -> int:
+def tenancy_ends_ns(st: State, tenant: Session, waiter: Session) -> int:
     """Return when the tenancy of ``tenant`` ends in favour of ``waiter``; 0: it has none."""
     if tenant.tenant_ns is None or waiter.leaving or st.fit_together(tenant, waiter):
         return 0
