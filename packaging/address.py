@@ -1,0 +1,33 @@
+"""Where the project lives: the only place that says it.
+
+The build reads it (``hatch_metadata.py`` for the Python packages, ``labextension_build.py`` for
+the npm metadata of the labextension). While ``HOME`` is empty, no package names an address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+HOME = ""
+"""The address of the repository, without ".git" and without a slash at its end."""
+
+ISSUES = f"{HOME}/issues"
+CHANGELOG = f"{HOME}/blob/main/CHANGELOG.md"
+
+
+def project_urls() -> dict[str, str]:
+    """Return ``[project.urls]``; PyPI and `pip show` read these labels."""
+    if not HOME:
+        return {}
+    return {"Homepage": HOME, "Source": HOME, "Issues": ISSUES, "Changelog": CHANGELOG}
+
+
+def npm_fields() -> dict[str, Any]:
+    """Return what package.json says about it; JupyterLab's extension manager links to it."""
+    if not HOME:
+        return {}
+    return {
+        "homepage": HOME,
+        "repository": {"type": "git", "url": f"git+{HOME}.git"},
+        "bugs": {"url": ISSUES},
+    }
