@@ -35,14 +35,15 @@ NPM := .ci/node .venv npm --prefix $(LAB) --silent
 LAB_READY := .venv/.kiwi-lab-ready
 LAB_INSTALLED := .venv/share/jupyter/labextensions/kiwi-jupyter
 LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
-               $(addprefix $(LAB)/,package.json package-lock.json tsconfig.json install.json)
+               $(addprefix $(LAB)/,package.json package-lock.json tsconfig.json webpack.config.js install.json) \
+               packaging/address.py
 
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 # Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
+.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts catalogue panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -88,6 +89,9 @@ ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeSc
 	@$(STEP) ts-lint $(NPM) run lint
 	@$(STEP) ts-types $(NPM) run types
 	@$(STEP) ts-tests $(NPM) run test
+
+catalogue: $(NODE_READY)  ## write the template for translators (labextension/locale) from the sources
+	@$(NPM) run catalogue
 
 panel-pictures: $(NODE_READY)  ## photograph every state of the sidebar, in each theme and width (build/panel)
 	@PYTHONPATH=tests/support $(STEP) --alive panel-pictures $(BIN)/python tests/ui/stories.py build/panel

@@ -34,7 +34,7 @@ def _lab(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def _tree(tmp_path: Path) -> Path:
     """Make a small source tree."""
     folder = tmp_path / "labextension"
-    for name in ("package.json", "package-lock.json", "tsconfig.json"):
+    for name in ("package.json", "package-lock.json", "tsconfig.json", "webpack.config.js"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     for name in ("src/index.ts", "style/index.css", "schema/plugin.json"):
