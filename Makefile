@@ -13,6 +13,7 @@ export PYTHON
 BIN := .venv/bin
 OLD := .venvs/old
 CLIENTS := .venvs/clients
+RELEASE := .venvs/release
 STEP := .ci/step
 # The longest first: two are made at a time, and neither of the two is to end long before the other.
 STAGES := unit-tests ui-tests blackbox-tests e2e-tests core-tests server-tests kernel-tests ts core-seeds docs \
@@ -28,6 +29,7 @@ READY := .venv/.kiwi-ready
 COMPILED := .venv/.kiwi-compiled
 OLD_READY := $(OLD)/.kiwi-ready
 CLIENTS_READY := $(CLIENTS)/.kiwi-ready
+RELEASE_READY := $(RELEASE)/.kiwi-ready
 LAB := labextension
 # npm writes it last, and the build of the package looks at it, too: one npm ci for both.
 NODE_READY := $(LAB)/node_modules/.package-lock.json
@@ -45,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup lab test test-all fast lint types imports docs docs-links ts catalogue panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
-        wheels format hooks lock clean
+        wheels release format hooks lock clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
@@ -186,6 +188,9 @@ wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pag
 	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
 	  .ci/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
+release: $(RELEASE_READY)  ## dist/: source distribution, wheels, chart and bill of materials, built twice, compared and checked
+	@$(STEP) --alive release .ci/node .venv $(RELEASE)/bin/python packaging/release.py
+
 format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend what they can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
@@ -194,9 +199,9 @@ format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend
 hooks: $(READY)  ## run lint and types before each commit (git hook)
 	@$(BIN)/pre-commit install
 
-lock: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## write requirements/ from what is installed (after the tests passed)
+lock: $(READY) $(OLD_READY) $(CLIENTS_READY) $(RELEASE_READY)  ## write requirements/ from what is installed (after the tests passed)
 	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin; do \
+	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin release:$(RELEASE)/bin; do \
 	  { echo "# The versions that the tests passed with; written by: make lock"; \
 	    $(BIN)/python -m pip --python "$${pair#*:}/python" freeze --exclude-editable --exclude pip; \
 	  } > "requirements/$${pair%%:*}-py$$version.txt"; \
@@ -230,6 +235,11 @@ $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(REA
 # Programs of users and what they import, without Kiwi.
 $(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt) | $(READY)
 	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients .ci/venv $(CLIENTS) clients --group clients
+	@touch $@
+
+# What a release is built and checked with: nobody else needs it.
+$(RELEASE_READY): pyproject.toml .ci/venv $(wildcard requirements/release-*.txt) | $(READY)
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-release .ci/venv $(RELEASE) release --group release
 	@touch $@
 
 # The package's build has done this already, unless the lock has changed since.

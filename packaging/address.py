@@ -11,15 +11,13 @@ from typing import Any
 HOME = ""
 """The address of the repository, without ".git" and without a slash at its end."""
 
-ISSUES = f"{HOME}/issues"
-CHANGELOG = f"{HOME}/blob/main/CHANGELOG.md"
-
 
 def project_urls() -> dict[str, str]:
     """Return ``[project.urls]``; PyPI and `pip show` read these labels."""
     if not HOME:
         return {}
-    return {"Homepage": HOME, "Source": HOME, "Issues": ISSUES, "Changelog": CHANGELOG}
+    changes = f"{HOME}/blob/main/CHANGELOG.md"
+    return {"Homepage": HOME, "Source": HOME, "Issues": _issues(), "Changelog": changes}
 
 
 def npm_fields() -> dict[str, Any]:
@@ -29,5 +27,9 @@ def npm_fields() -> dict[str, Any]:
     return {
         "homepage": HOME,
         "repository": {"type": "git", "url": f"git+{HOME}.git"},
-        "bugs": {"url": ISSUES},
+        "bugs": {"url": _issues()},
     }
+
+
+def _issues() -> str:
+    return f"{HOME}/issues"

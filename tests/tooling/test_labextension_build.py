@@ -214,6 +214,19 @@ def test_versions_are_the_same() -> None:
     assert package["jupyterlab"]["outputDir"] == "../kiwi_jupyter/labextension"
 
 
+def test_the_built_package_names_the_projects_address(
+    lab: ModuleType, tree: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JupyterLab's extension manager links to it. Another address makes the build stale."""
+    lab.ensure(tree)
+    package = tree / "kiwi_jupyter/labextension/package.json"
+    assert json.loads(package.read_text()) == {}
+    monkeypatch.setattr(lab.address, "HOME", "https://forge.example/kiwi")
+    assert not lab.is_fresh(tree)
+    lab.ensure(tree)
+    assert json.loads(package.read_text())["homepage"] == "https://forge.example/kiwi"
+
+
 def test_any_jupyterlab_that_the_extension_can_do_with_is_taken_as_it_is() -> None:
     """The builder would ask for the JupyterLab that it knows; older ones would warn."""
     package = json.loads((ROOT / "labextension/package.json").read_text())
