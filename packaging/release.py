@@ -191,6 +191,7 @@ def _check(files: Sequence[Path]) -> None:
             )
     for wheel in wheels:
         _check_notice(wheel)
+    _check_recipe()
 
 
 def _check_notice(wheel: Path) -> None:
@@ -201,6 +202,26 @@ def _check_notice(wheel: Path) -> None:
             f"{wheel.name} contains JavaScript of {', '.join(unnamed)}, which NOTICE does not name."
             " Add it there, with its license."
         )
+
+
+def _check_recipe() -> None:
+    """Render the conda recipe. A build of it takes packages from a channel."""
+    from rattler_build import (
+        PlatformConfig,
+        RattlerBuildError,
+        RenderConfig,
+        Stage0Recipe,
+        VariantConfig,
+    )
+
+    try:
+        recipe = Stage0Recipe.from_file(ROOT / "packaging/conda/recipe.yaml")
+        for platform in ("linux-64", "linux-aarch64"):
+            recipe.render(VariantConfig(), RenderConfig(PlatformConfig(target_platform=platform)))
+    except RattlerBuildError as error:
+        raise ReleaseError(
+            f"rattler-build does not take packaging/conda/recipe.yaml: {error}"
+        ) from error
 
 
 def _member(wheel: Path, suffix: str) -> bytes:

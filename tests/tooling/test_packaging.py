@@ -17,6 +17,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import kiwi_core
 from kiwi_core.cli import main
@@ -279,6 +280,31 @@ def test_the_source_distribution_has_the_sources_and_nothing_that_was_fetched(
     listed = ["git", "ls-files", "kiwi_core", "kiwi_jupyter", "packaging", "labextension/src"]
     done = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True)
     assert {name for name in done.stdout.splitlines() if (ROOT / name).is_file()} <= names
+
+
+def test_the_conda_recipe_requires_what_the_package_requires() -> None:
+    """``make release`` renders it with rattler-build."""
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    assert recipe["context"]["version"] == kiwi_core.__version__
+    of_conda = {"__linux", "python >=3.10", "c-compiler"}
+    run = {each.replace(" ", "") for each in set(recipe["requirements"]["run"]) - of_conda}
+    text = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    other_name = {"prometheus-client": "prometheus_client"}  # conda-forge's
+    wanted = re.findall(r'^  "([\w-]+)(.*?)"', listed, re.MULTILINE)
+    assert run == {other_name.get(name, name) + bounds for name, bounds in wanted}
+    built_with = re.findall(r'"(hatchling>=[\d.]+)"', text)
+    assert built_with[0] in {each.replace(" ", "") for each in recipe["requirements"]["host"]}
+
+
+def test_read_the_docs_builds_the_site_as_make_docs_does() -> None:
+    jobs = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())["build"]["jobs"]
+    (html,) = jobs["build"]["html"]
+    makefile = (ROOT / "Makefile").read_text()
+    for option in ("--nitpicky", "--fail-on-warning", "--keep-going", "--conf-dir docs"):
+        assert option in html
+        assert option in makefile
+    assert any("--group docs" in step for step in jobs["install"])
 
 
 def test_a_wheel_has_the_pagers_library_only_where_it_is_asked_for(
