@@ -269,6 +269,20 @@ def test_every_call_of_an_interface_is_explained(interface: type) -> None:
         assert re.search(rf"`{name}[`(]", page("extending.md")), name
 
 
+def test_only_the_hub_page_makes_connections_to_other_machines() -> None:
+    """docs/security.md and the README say that Kiwi sends nothing anywhere."""
+    clients = r"urllib\.request|http\.client|httpx|aiohttp|requests(?=$|\.)|tornado\.httpclient"
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("kiwi_core", "kiwi_jupyter")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(rf"^\s*(?:from|import) (?:{clients})\b", path.read_text(), re.MULTILINE)
+    }
+    assert found == {"kiwi_jupyter/hub/waits.py"}
+    assert "Kiwi sends nothing anywhere" in (ROOT / "README.md").read_text()
+    assert "Kiwi sends nothing anywhere" in page("security.md")
+
+
 # --- links and paths ----------------------------------------------------------------------------
 
 
