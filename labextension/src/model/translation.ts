@@ -16,5 +16,9 @@ export const DOMAIN = 'kiwi_jupyter';
 export let trans: TranslationBundle = nullTranslator.load(DOMAIN);
 
 export function setTranslator(translator: ITranslator): void {
-  trans = translator.load(DOMAIN);
+  try {
+    trans = translator.load(DOMAIN);
+  } catch (reason) {
+    console.warn('Kiwi: the language pack has no usable texts; they stay English.', reason);
+  }
 }
