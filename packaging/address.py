@@ -6,6 +6,7 @@ the npm metadata of the labextension). While ``HOME`` is empty, no package names
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 HOME = ""
@@ -18,6 +19,14 @@ def project_urls() -> dict[str, str]:
         return {}
     changes = f"{HOME}/blob/main/CHANGELOG.md"
     return {"Homepage": HOME, "Source": HOME, "Issues": _issues(), "Changelog": changes}
+
+
+def with_whole_links(readme: str) -> str:
+    """Return the page with links and pictures that lead somewhere outside the repository, too."""
+    if not HOME:
+        return readme
+    pictures = re.sub(r"(!\[[^\]]*\]\()(?!https?:)", rf"\1{HOME}/raw/HEAD/", readme)
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)", rf"\1{HOME}/blob/HEAD/", pictures)
 
 
 def npm_fields() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Metadata hook of the Python packages: the project's address, from ``address.py``."""
+"""Metadata hook of the Python packages: what depends on the project's address (``address.py``)."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ class AddressHook(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         metadata["urls"] = address.project_urls()
+        text = (Path(self.root) / "README.md").read_text("utf-8")
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": address.with_whole_links(text),
+        }

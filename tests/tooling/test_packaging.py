@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from email import message_from_bytes
+from email import message_from_string
 from email.message import Message
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -224,7 +224,7 @@ def built(root: Path, target: str, out: Path) -> Path:
 def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        return message_from_bytes(archive.read(name))
+        return message_from_string(archive.read(name).decode())
 
 
 def test_the_wheel_says_what_people_look_for(tmp_path: Path) -> None:
@@ -251,7 +251,9 @@ def test_the_wheel_says_what_people_look_for(tmp_path: Path) -> None:
 def test_the_projects_address_is_set_in_one_place(tmp_path: Path, address: str) -> None:
     """While it is empty no package invents one."""
     root = tree(tmp_path / "tree", address)
-    urls = metadata(built(root, "wheel", tmp_path / "out")).get_all("Project-URL", [])
+    found = metadata(built(root, "wheel", tmp_path / "out"))
+    urls, readme = found.get_all("Project-URL", []), str(found.get_payload())
+    assert found["Description-Content-Type"] == "text/markdown"
     npm = subprocess.run(
         [sys.executable, "-c", "import address, json; print(json.dumps(address.npm_fields()))"],
         cwd=root / "packaging",
@@ -262,7 +264,11 @@ def test_the_projects_address_is_set_in_one_place(tmp_path: Path, address: str) 
     fields = json.loads(npm.stdout)
     if not address:
         assert (urls, fields) == ([], {})
+        assert readme.strip() == (ROOT / "README.md").read_text().strip()
         return
+    assert f"]({address}/raw/HEAD/docs/images/jupyterlab.png)" in readme
+    assert f"]({address}/blob/HEAD/docs/jupyterlab.md)" in readme
+    assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", readme)
     assert {url.partition(", ")[0] for url in urls} == {"Homepage", "Source", "Issues", "Changelog"}
     assert all(address in url for url in urls)
     assert set(fields) == {"homepage", "repository", "bugs"}
