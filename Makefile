@@ -45,9 +45,9 @@ unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 # Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts catalogue panel-pictures core-tests core-seeds unit-tests server-tests \
+.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
-        wheels release format hooks lock clean
+        wheels format hooks lock clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
@@ -92,6 +92,7 @@ ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeSc
 	@$(STEP) ts-types $(NPM) run types
 	@$(STEP) ts-tests $(NPM) run test
 
+.PHONY: catalogue
 catalogue: $(NODE_READY)  ## write the template for translators (labextension/locale) from the sources
 	@$(NPM) run catalogue
 
@@ -188,6 +189,7 @@ wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pag
 	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
 	  .ci/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
+.PHONY: release
 release: $(RELEASE_READY)  ## dist/: source distribution, wheels, chart and bill of materials, built twice, compared and checked
 	@$(STEP) --alive release .ci/node .venv $(RELEASE)/bin/python packaging/release.py
 
@@ -232,14 +234,14 @@ $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(REA
 	  .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
 	@touch $@
 
-# Programs of users and what they import, without Kiwi.
-$(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt) | $(READY)
-	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients .ci/venv $(CLIENTS) clients --group clients
-	@touch $@
-
 # What a release is built and checked with: nobody else needs it.
 $(RELEASE_READY): pyproject.toml .ci/venv $(wildcard requirements/release-*.txt) | $(READY)
 	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-release .ci/venv $(RELEASE) release --group release
+	@touch $@
+
+# Programs of users and what they import, without Kiwi.
+$(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt) | $(READY)
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients .ci/venv $(CLIENTS) clients --group clients
 	@touch $@
 
 # The package's build has done this already, unless the lock has changed since.
