@@ -184,9 +184,10 @@ function bypasses(file: ts.SourceFile): string[] {
     const literal = ts.isStringLiteralLike(node) || ts.isTemplateLiteralToken(node);
     if (jsx || literal) {
       const name = takes(ts.isTemplateLiteralToken(node) ? attributeOf(node) : node);
-      const reads = jsx
-        ? /\p{L}/u
-        : /\p{L}{2,}[,;:.]? \p{L}+(?![\w=-]*[-=])|^ ?\p{Lu}\p{Ll}+[ .:,]?(?!\w)/u;
+      const reads =
+        jsx || isShown(node)
+          ? /\p{L}/u
+          : /\p{L}{2,}[,;:.]? \p{L}+(?![\w=-]*[-=])|^ ?\p{Lu}\p{Ll}+[ .:,]?(?!\w)/u;
       if (reads.test(node.text) && !NO_TEXTS.has(name) && !NO_TEXT_CALLS.has(name)) {
         found.push(`${where(node)}: ${node.text.trim()}`);
       }
@@ -195,6 +196,26 @@ function bypasses(file: ts.SourceFile): string[] {
   };
   walk(file);
   return found;
+}
+
+const SHOWN_ATTRIBUTES = new Set(['title', 'aria-label', 'label', 'placeholder', 'alt']);
+
+/** Returns whether `node` is what stands in an element, or in an attribute that people read. */
+function isShown(node: ts.Node): boolean {
+  let at = node;
+  while (
+    ts.isConditionalExpression(at.parent) ||
+    ts.isParenthesizedExpression(at.parent) ||
+    ts.isTemplateSpan(at.parent) ||
+    ts.isTemplateExpression(at.parent) ||
+    (ts.isBinaryExpression(at.parent) && at.parent.right === at)
+  ) {
+    at = at.parent;
+  }
+  const place = ts.isJsxExpression(at.parent) ? at.parent.parent : at.parent;
+  return ts.isJsxAttribute(place)
+    ? SHOWN_ATTRIBUTES.has(place.name.getText())
+    : ts.isJsxExpression(at.parent);
 }
 
 /** Returns the outermost expression of which a piece of a template is a part. */
