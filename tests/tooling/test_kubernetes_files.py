@@ -46,6 +46,7 @@ def test_the_schema_takes_the_values_and_knows_no_others() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
+        (("image", "digest"), "7"),
         (("daemon", "resources", "limits"), {"memory": "1Gi"}),
         (("daemon", "options"), ["--metrics=:9402"]),
         (("daemon", "options"), "--tq 20"),

@@ -34,7 +34,7 @@ def _lab(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def _tree(tmp_path: Path) -> Path:
     """Make a small source tree."""
     folder = tmp_path / "labextension"
-    for name in ("package.json", "package-lock.json", "tsconfig.json"):
+    for name in ("package.json", "package-lock.json", "tsconfig.json", "webpack.config.js"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     for name in ("src/index.ts", "style/index.css", "schema/plugin.json"):
@@ -212,6 +212,19 @@ def test_versions_are_the_same() -> None:
     (python,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert package["version"] == python
     assert package["jupyterlab"]["outputDir"] == "../kiwi_jupyter/labextension"
+
+
+def test_the_built_package_names_the_projects_address(
+    lab: ModuleType, tree: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JupyterLab's extension manager links to it. Another address makes the build stale."""
+    lab.ensure(tree)
+    package = tree / "kiwi_jupyter/labextension/package.json"
+    assert json.loads(package.read_text()) == {}
+    monkeypatch.setattr(lab.address, "HOME", "https://forge.example/kiwi")
+    assert not lab.is_fresh(tree)
+    lab.ensure(tree)
+    assert json.loads(package.read_text())["homepage"] == "https://forge.example/kiwi"
 
 
 def test_any_jupyterlab_that_the_extension_can_do_with_is_taken_as_it_is() -> None:

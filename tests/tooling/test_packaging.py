@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from email.message import Message
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import kiwi_core
 from kiwi_core.cli import main
@@ -38,10 +44,10 @@ def test_the_kiwi_command_is_the_command_line() -> None:
 
 def test_locks_name_exact_versions_only() -> None:
     locks = sorted((ROOT / "requirements").glob("*.txt"))
-    assert {lock.name.split("-")[0] for lock in locks} == {"clients", "dev", "old"}
+    assert {lock.name.split("-")[0] for lock in locks} == {"clients", "dev", "old", "release"}
     for lock in locks:
         lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
-        assert len(lines) > (10 if lock.name.startswith("clients") else 30)
+        assert len(lines) > (30 if lock.name.startswith(("dev", "old")) else 10)
         for line in lines:
             assert re.fullmatch(r"[\w.-]+==[\w.!+-]+", line), f"{lock.name}: {line}"
 
@@ -179,6 +185,132 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if UNIT.name in line], done.stderr
+
+
+SMALL = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "packaging", "kiwi_core/py.typed")
+
+
+def tree(place: Path, address: str) -> Path:
+    """Make a small source tree of a project that lives at ``address``."""
+    for name in SMALL:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, place / name)
+    for folder in ("kiwi_jupyter", "examples"):
+        (place / folder).mkdir()
+    file = place / "packaging/address.py"
+    text = file.read_text()
+    assert text.count('\nHOME = ""\n') == 1, "no address is known yet, or this test needs another"
+    file.write_text(text.replace('\nHOME = ""\n', f'\nHOME = "{address}"\n'))
+    return place
+
+
+def built(root: Path, target: str, out: Path) -> Path:
+    """Build without the labextension, which is the subject of test_labextension_build.py."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)],
+        cwd=root,
+        env={**os.environ, "KIWI_SKIP_LABEXTENSION": "1", "KIWI_WHEEL_MACHINE": ""},
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
+    (file,) = out.iterdir()
+    return file
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return message_from_string(archive.read(name).decode())
+
+
+def test_the_wheel_says_what_people_look_for(tmp_path: Path) -> None:
+    wheel = built(ROOT, "wheel", tmp_path)
+    found = metadata(wheel)
+    classifiers = set(found.get_all("Classifier", []))
+    lab = "Framework :: Jupyter :: JupyterLab"
+    # JupyterLab's extension manager lists exactly the packages with the third.
+    assert {
+        lab,
+        f"{lab} :: 4",
+        f"{lab} :: Extensions :: Prebuilt",
+        "Typing :: Typed",
+    } <= classifiers
+    pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 15)}
+    assert pythons <= classifiers
+    assert found["Requires-Python"] == ">=3.10"
+    assert found.get_all("License-File") == ["LICENSE", "NOTICE"]
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"kiwi_core/py.typed", "kiwi_jupyter/py.typed"} <= set(names)
+
+
+@pytest.mark.parametrize("address", ["", "https://forge.example/kiwi"])
+def test_the_projects_address_is_set_in_one_place(tmp_path: Path, address: str) -> None:
+    """While it is empty no package invents one."""
+    root = tree(tmp_path / "tree", address)
+    found = metadata(built(root, "wheel", tmp_path / "out"))
+    urls, readme = found.get_all("Project-URL", []), str(found.get_payload())
+    assert found["Description-Content-Type"] == "text/markdown"
+    npm = subprocess.run(
+        [sys.executable, "-c", "import address, json; print(json.dumps(address.npm_fields()))"],
+        cwd=root / "packaging",
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    fields = json.loads(npm.stdout)
+    if not address:
+        assert (urls, fields) == ([], {})
+        assert readme.strip() == (ROOT / "README.md").read_text().strip()
+        return
+    assert f"]({address}/raw/HEAD/docs/images/jupyterlab.png)" in readme
+    assert f"]({address}/blob/HEAD/docs/jupyterlab.md)" in readme
+    assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", readme)
+    assert {url.partition(", ")[0] for url in urls} == {"Homepage", "Source", "Issues", "Changelog"}
+    assert all(address in url for url in urls)
+    assert set(fields) == {"homepage", "repository", "bugs"}
+    assert address in fields["homepage"]
+
+
+def test_the_source_distribution_has_the_sources_and_nothing_that_was_fetched(
+    tmp_path: Path,
+) -> None:
+    archive = built(ROOT, "sdist", tmp_path)
+    with tarfile.open(archive) as found:
+        names = {name.partition("/")[2] for name in found.getnames()}
+    assert archive.stat().st_size < 3 << 20
+    assert not [name for name in names if "node_modules" in name or "__pycache__" in name]
+    listed = ["git", "ls-files", "kiwi_core", "kiwi_jupyter", "packaging", "labextension/src"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True)
+    assert {name for name in done.stdout.splitlines() if (ROOT / name).is_file()} <= names
+
+
+def test_the_conda_recipe_requires_what_the_package_requires() -> None:
+    """``make release`` renders it with rattler-build."""
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
+    assert recipe["context"]["version"] == kiwi_core.__version__
+    of_conda = {"__linux", "python >=3.10", "c-compiler"}
+    run = {each.replace(" ", "") for each in set(recipe["requirements"]["run"]) - of_conda}
+    text = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    other_name = {"prometheus-client": "prometheus_client"}  # conda-forge's
+    wanted = re.findall(r'^  "([\w-]+)(.*?)"', listed, re.MULTILINE)
+    assert run == {other_name.get(name, name) + bounds for name, bounds in wanted}
+    built_with = re.findall(r'"(hatchling>=[\d.]+)"', text)
+    assert built_with[0] in {each.replace(" ", "") for each in recipe["requirements"]["host"]}
+
+
+def test_read_the_docs_builds_the_site_as_make_docs_does() -> None:
+    jobs = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())["build"]["jobs"]
+    (html,) = jobs["build"]["html"]
+    makefile = (ROOT / "Makefile").read_text()
+    for option in ("--nitpicky", "--fail-on-warning", "--keep-going", "--conf-dir docs"):
+        assert option in html
+        assert option in makefile
+    assert any("--group docs" in step for step in jobs["install"])
 
 
 def test_a_wheel_has_the_pagers_library_only_where_it_is_asked_for(

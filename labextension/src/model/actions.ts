@@ -5,6 +5,7 @@ import { KernelAPI } from '@jupyterlab/services';
 import type { IKiwiActions, IPlace, ISettingsPatch } from './api';
 import type { KiwiRest } from './rest';
 import type { IGpu, ISession } from './types';
+import { trans } from './translation';
 
 export class KiwiActions implements IKiwiActions {
   constructor(
@@ -31,7 +32,7 @@ export class KiwiActions implements IKiwiActions {
       .find(each => each.uuid === gpu.uuid)
       ?.sessions.find(each => each.id === session.id);
     if (now !== undefined && now.state !== 'waiting') {
-      throw new Error('It does not wait any more.');
+      throw new Error(trans.__('It does not wait any more.'));
     }
     return KernelAPI.interruptKernel(session.kernel_id, this._rest.settings);
   }

@@ -1,5 +1,7 @@
 /** Formats sizes, waits and places in line for users: the same on every surface. */
 
+import { trans } from './translation';
+
 const UNITS = ['KiB', 'MiB', 'GiB', 'TiB'] as const;
 
 /** `0 B`, `512 MiB`, `38.4 GiB`, as on the command line. */
@@ -22,12 +24,14 @@ export function formatWait(
   expected_s: number,
   low_s: number | null = null,
   high_s: number | null = null,
-  why = ''
+  why = '',
+  short = false
 ): string {
   let text = low_s === null || high_s === null ? '' : range(low_s, high_s);
   if (text === '') {
     const about = amount(expected_s);
-    text = about === '0 s' ? 'any moment' : `about ${about}`;
+    const some = short ? `≈ ${about}` : trans.__('about %1', about);
+    text = about === '0 s' ? trans.__('any moment') : some;
   }
   return why === '' ? text : `${text} (${why})`;
 }
@@ -41,7 +45,7 @@ function range(low_s: number, high_s: number): string {
     return '';
   }
   if (low === '0 s') {
-    return `up to ${high}`;
+    return trans.__('up to %1', high);
   }
   const [number, unit] = low.split(' ');
   return `${high.endsWith(` ${unit}`) ? number : low}–${high}`;
@@ -72,7 +76,16 @@ export function formatLeft(left_s: number): string {
 /** `1st`, `2nd`, `3rd`, `4th`, `11th` … */
 export function ordinal(position: number): string {
   if (position % 100 >= 10 && position % 100 <= 20) {
-    return `${position}th`;
+    return trans.__('%1th', position);
   }
-  return `${position}${{ 1: 'st', 2: 'nd', 3: 'rd' }[position % 10] ?? 'th'}`;
+  switch (position % 10) {
+    case 1:
+      return trans.__('%1st', position);
+    case 2:
+      return trans.__('%1nd', position);
+    case 3:
+      return trans.__('%1rd', position);
+    default:
+      return trans.__('%1th', position);
+  }
 }

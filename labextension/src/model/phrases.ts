@@ -7,36 +7,39 @@ import type { IKiwiStore } from './api';
 import { waitLeft } from './countdown';
 import { formatLeft } from './format';
 import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types';
+import { trans } from './translation';
 
 /** How much longer a wait may take; '' if unknown. */
-export function waitText(store: IKiwiStore, entry: IWaiter): string {
+export function waitText(store: IKiwiStore, entry: IWaiter, short = false): string {
   if (entry.kept_out) {
     return keptOutText(entry.kept_out);
   }
-  const left = waitLeft(store.expected(entry.session), store.now()) ?? '';
-  return [entry.blocked ? 'held up' : '', left].filter(words => words !== '').join(', ');
+  const left = waitLeft(store.expected(entry.session), store.now(), short && !entry.blocked) ?? '';
+  return [entry.blocked ? trans.__('held up') : '', left].filter(words => words !== '').join(', ');
 }
 
 /** Says that a user keeps a session out of the GPU, whether it waits or not. */
 export function keptOutText(by: string): string {
-  return `suspended by ${by} until kiwi resume`;
+  return trans.__('suspended by %1 until kiwi resume', by);
 }
 
 /** Returns how long `holder` keeps the GPU; '' if that is not known. The rest of a turn is a
  * bound: others may get the GPU earlier. */
 export function turnText(gpu: IGpu, holder: ISession, now: number): string {
   if (gpu.queue.every(entry => entry.kept_out)) {
-    return 'until others ask';
+    return trans.__('until others ask');
   }
   if (!holder.guarded) {
-    return 'until it is done';
+    return trans.__('until it is done');
   }
   const beside = gpu.holders.length > 1 && !gpu.scheduler.serialised;
   if (holder.turn_ends_at === null || beside) {
     return '';
   }
   const left_s = holder.turn_ends_at - now;
-  return left_s > 0 ? `at most ${formatLeft(left_s)} more` : 'its turn is over';
+  return left_s > 0
+    ? trans.__('at most %1 more', formatLeft(left_s))
+    : trans.__('its turn is over');
 }
 
 /** One figure of the load; `share` of the maximum, where that is known. */
@@ -50,12 +53,16 @@ export function loads(gauges: IGauges): ILoad[] {
   const { utilisation_percent: busy, power_w, power_limit_w, temperature_c } = gauges;
   const found: ILoad[] = [];
   if (busy !== null) {
-    found.push({ text: `${busy} % busy`, share: busy / 100 });
+    found.push({ text: trans.__('%1 % busy', busy), share: busy / 100 });
   }
   if (power_w !== null) {
-    const limit = power_limit_w === null ? '' : ` of ${watts(power_limit_w)}`;
-    const share = power_limit_w === null ? null : power_w / Math.max(1, power_limit_w);
-    found.push({ text: `${watts(power_w)}${limit}`, share });
+    const now = watts(power_w);
+    if (power_limit_w === null) {
+      found.push({ text: now, share: null });
+    } else {
+      const text = trans._p('power', '%1 of %2', now, watts(power_limit_w));
+      found.push({ text, share: power_w / Math.max(1, power_limit_w) });
+    }
   }
   if (temperature_c !== null) {
     found.push({ text: `${temperature_c} °C`, share: null });
@@ -65,7 +72,7 @@ export function loads(gauges: IGauges): ILoad[] {
 
 /** The name of a program outside Kiwi. */
 export function outsideText(program: IOutsideProgram): string {
-  return program.pid > 0 ? `${program.name} (pid ${program.pid})` : program.name;
+  return program.pid > 0 ? trans.__('%1 (pid %2)', program.name, program.pid) : program.name;
 }
 
 function watts(power_w: number): string {

@@ -5,6 +5,7 @@ import { ServerConnection } from '@jupyterlab/services';
 
 import type { ISettingsPatch } from './api';
 import type { IBroughtBack, IProblem, IState, IStory, IStoryLine } from './types';
+import { trans } from './translation';
 
 /** The server refused or did not answer. The message is for users. */
 export class KiwiRestError extends Error {
@@ -72,7 +73,7 @@ export class KiwiRest {
     try {
       response = await ServerConnection.makeRequest(url, init, this.settings);
     } catch {
-      throw new KiwiRestError(NO_ANSWER, 0);
+      throw new KiwiRestError(noAnswer(), 0);
     }
     const answer: unknown = await response.json().catch(() => null);
     if (!response.ok || answer === null) {
@@ -82,31 +83,35 @@ export class KiwiRest {
   }
 }
 
-const NO_ANSWER: IProblem = {
-  code: 'no-answer',
-  message: 'The Jupyter server does not answer.',
-  remedy: 'Is it still running, and are you still logged in?'
-};
+function noAnswer(): IProblem {
+  return {
+    code: 'no-answer',
+    message: trans.__('The Jupyter server does not answer.'),
+    remedy: trans.__('Is it still running, and are you still logged in?')
+  };
+}
 
-const NO_EXTENSION: IProblem = {
-  code: 'no-extension',
-  message: 'This Jupyter server runs without Kiwi’s server extension.',
-  remedy:
-    'Install kiwi-jupyter where the Jupyter server runs, and start it again;' +
-    ' `jupyter server extension list` shows whether it is enabled.'
-};
+function noExtension(): IProblem {
+  return {
+    code: 'no-extension',
+    message: trans.__('This Jupyter server runs without Kiwi’s server extension.'),
+    remedy: trans.__(
+      'Install kiwi-jupyter where the Jupyter server runs, and start it again; `jupyter server extension list` shows whether it is enabled.'
+    )
+  };
+}
 
 function problemOf(status: number, answer: unknown): IProblem {
   if (isProblem(answer)) {
     return answer;
   }
   if (status === 404) {
-    return NO_EXTENSION;
+    return noExtension();
   }
   return {
     code: status === 401 || status === 403 ? 'not-allowed' : 'bad-answer',
-    message: `The Jupyter server refused (HTTP ${status}).`,
-    remedy: status === 401 || status === 403 ? 'Log in again: reload the page.' : ''
+    message: trans.__('The Jupyter server refused (HTTP %1).', status),
+    remedy: status === 401 || status === 403 ? trans.__('Log in again: reload the page.') : ''
   };
 }
 

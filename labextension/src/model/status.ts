@@ -5,6 +5,7 @@ import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal } from './format';
 import { keptOutText, waitText } from './phrases';
 import type { IGpu, IWaiter } from './types';
+import { trans } from './translation';
 
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
 
@@ -25,7 +26,11 @@ export function statusOf(store: IKiwiStore): IStatus | null {
     return null;
   }
   if (connection === 'lost') {
-    return makeStatus('unknown', 'Kiwi has lost the connection to the Jupyter server.', 'wrong');
+    return makeStatus(
+      trans.__('unknown'),
+      trans.__('Kiwi has lost the connection to the Jupyter server.'),
+      'wrong'
+    );
   }
   const place = subjectOf(ownPlaces(state), currentKernel);
   if (place !== null) {
@@ -36,25 +41,30 @@ export function statusOf(store: IKiwiStore): IStatus | null {
 }
 
 function makeStatus(text: string, label: string, tone: StatusTone, ticks = false): IStatus {
-  return { text: `GPU: ${text}`, label, tone, ticks };
+  return { text: trans.__('GPU: %1', text), label, tone, ticks };
 }
 
 function away(): IStatus {
-  return makeStatus('unknown', 'The Kiwi daemon of this GPU does not answer.', 'wrong');
+  return makeStatus(
+    trans.__('unknown'),
+    trans.__('The Kiwi daemon of this GPU does not answer.'),
+    'wrong'
+  );
 }
 
 function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   const { session } = place;
   if (session.state === 'lost') {
-    const text = session.problem_text || 'What it had in GPU memory is gone. Restart its kernel.';
-    return makeStatus('memory lost', `${session.name}: ${text}`, 'wrong');
+    const text =
+      session.problem_text || trans.__('What it had in GPU memory is gone. Restart its kernel.');
+    return makeStatus(trans.__('memory lost'), `${session.name}: ${text}`, 'wrong');
   }
   const entry = queueEntry(place);
   if (entry !== undefined) {
     return waiting(place, entry, store);
   }
   if (holds(place)) {
-    return makeStatus('yours', `${session.name} has the GPU.`, 'yours');
+    return makeStatus(trans.__('yours'), trans.__('%1 has the GPU.', session.name), 'yours');
   }
   if (session.kept_out) {
     return makeStatus(
@@ -67,20 +77,24 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   switch (session.state) {
     case 'paged-out':
       return makeStatus(
-        'paged out',
-        `${size} of ${session.name} are in system RAM; they come back when you run a cell.`,
+        trans.__('paged out'),
+        trans.__(
+          '%1 of %2 are in system RAM; they come back when you run a cell.',
+          size,
+          session.name
+        ),
         'out'
       );
     case 'paging-out':
       return makeStatus(
-        'paging out',
-        `${size} of ${session.name} are moving to system RAM.`,
+        trans.__('paging out'),
+        trans.__('%1 of %2 are moving to system RAM.', size, session.name),
         'moving'
       );
     case 'paging-in':
       return makeStatus(
-        'coming back',
-        `${size} of ${session.name} are moving to the GPU.`,
+        trans.__('coming back'),
+        trans.__('%1 of %2 are moving to the GPU.', size, session.name),
         'moving'
       );
     default:
@@ -100,11 +114,18 @@ function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
       store.expected(session.id) !== null
     );
   }
-  const held = session.state === 'suspended' ? ' It was suspended in mid-cell and goes on.' : '';
+  const all = inLine(gpu);
+  const label =
+    wait === ''
+      ? trans.__('%1 waits for the GPU: %2 of %3.', session.name, position, all)
+      : trans.__('%1 waits for the GPU: %2 of %3, %4.', session.name, position, all, wait);
+  const held =
+    session.state === 'suspended'
+      ? ` ${trans.__('It was suspended in mid-cell and goes on.')}`
+      : '';
   return makeStatus(
     wait === '' ? position : `${position}, ${wait}`,
-    `${session.name} waits for the GPU: ${position} of ${inLine(gpu)}` +
-      `${wait === '' ? '' : `, ${wait}`}.${held}`,
+    label + held,
     'waiting',
     wait !== ''
   );
@@ -113,9 +134,21 @@ function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
 /** Returns whether a cell of the reader would start at once on one of them. */
 function ofGpus(gpus: readonly IGpu[]): IStatus {
   if (gpus.some(gpu => gpu.holders.length === 0 && inLine(gpu) === 0)) {
-    return makeStatus('free', 'The GPU is free: a cell starts at once.', 'free');
+    return makeStatus(
+      trans.__('free'),
+      trans.__('The GPU is free: a cell starts at once.'),
+      'free'
+    );
   }
   return gpus.some(gpu => !gpu.scheduler.serialised)
-    ? makeStatus('in use', 'Others use the GPU; a cell starts beside them if it fits.', 'busy')
-    : makeStatus('busy', 'The GPU is in use: a cell waits for its turn.', 'busy');
+    ? makeStatus(
+        trans.__('in use'),
+        trans.__('Others use the GPU; a cell starts beside them if it fits.'),
+        'busy'
+      )
+    : makeStatus(
+        trans.__('busy'),
+        trans.__('The GPU is in use: a cell waits for its turn.'),
+        'busy'
+      );
 }

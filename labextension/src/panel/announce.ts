@@ -2,6 +2,7 @@
 
 import { ordinal } from '../model/format';
 import type { IGpu, ISession, IState } from '../model/types';
+import { trans } from '../model/translation';
 
 import { nameOf, queueEntryOf } from './people';
 
@@ -60,19 +61,19 @@ function sentence(gpu: IGpu, session: ISession, was: Moment, is: Moment): string
   }
   switch (is) {
     case 'has':
-      return was === '' ? '' : `${name}: your turn on GPU ${gpu.index}.`;
+      return was === '' ? '' : trans.__('%1: your turn on GPU %2.', name, gpu.index);
     case 'waits': {
       const position = queueEntryOf(gpu, session.id)?.position ?? 0;
       // Between a suspension and a move of its memory: the reader knows that it waits.
       return was === '' || was === 'has'
-        ? `${name} waits for GPU ${gpu.index}, ${ordinal(position)} in line.`
+        ? trans.__('%1 waits for GPU %2, %3 in line.', name, gpu.index, ordinal(position))
         : '';
     }
     case 'suspended':
-      return was === 'has' ? `${name} was suspended; it goes on by itself.` : '';
+      return was === 'has' ? trans.__('%1 was suspended; it goes on by itself.', name) : '';
     case 'held-up':
     case 'lost':
-      return `${name}: ${session.problem_text || 'its GPU memory is lost.'}`;
+      return `${name}: ${session.problem_text || trans.__('its GPU memory is lost.')}`;
     default:
       return '';
   }

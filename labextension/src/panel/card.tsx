@@ -3,6 +3,7 @@
 import * as React from 'react';
 
 import type { IGpu } from '../model/types';
+import { trans } from '../model/translation';
 
 import { Controls } from './controls';
 import { Load, Memory } from './memory';
@@ -47,21 +48,27 @@ export function Card(props: IProps) {
 
 function Head(props: { gpu: IGpu; id: string }) {
   const { gpu, id } = props;
-  const driver = gpu.driver_version === '' ? '' : `driver ${gpu.driver_version}, `;
-  const about = `${gpu.uuid}\n${driver}Kiwi daemon ${gpu.daemon_version}`;
+  const { driver_version: driver, daemon_version: daemon } = gpu;
+  const versions =
+    driver === ''
+      ? trans.__('Kiwi daemon %1', daemon)
+      : trans.__('driver %1, Kiwi daemon %2', driver, daemon);
+  const about = `${gpu.uuid}\n${versions}`;
   return (
     <header className="jp-Kiwi-head">
       <h2 id={id} title={`${gpu.name}\n${about}`}>
-        <span className="jp-Kiwi-index">GPU {gpu.index}</span>{' '}
+        <span className="jp-Kiwi-index">{trans.__('GPU %1', gpu.index)}</span>{' '}
         <span className="jp-Kiwi-name">{gpu.name}</span>
       </h2>
       {gpu.emulated && (
         <span
           className="jp-Kiwi-badge"
           data-kiwi="emulated"
-          title="There is no GPU behind this: Kiwi emulates one in system RAM. Good for trying out and for tests; speeds mean nothing."
+          title={trans.__(
+            'There is no GPU behind this: Kiwi emulates one in system RAM. Good for trying out and for tests; speeds mean nothing.'
+          )}
         >
-          Emulated – not a real GPU
+          {trans.__('Emulated – not a real GPU')}
         </span>
       )}
     </header>

@@ -2,6 +2,7 @@
 
 import type { ISettingsPatch } from '../model/api';
 import type { AntiThrash, IGpu, IScheduler } from '../model/types';
+import { trans } from '../model/translation';
 
 /** What the daemon accepts (docs/protocol.md, `set`). */
 export const LEAST_TQ_S = 0.1;
@@ -14,45 +15,55 @@ export interface IChoice<Value extends string = string> {
   readonly explanation: string;
 }
 
-const WHEN_NEEDED: IChoice<AntiThrash> = {
-  value: 'on',
-  label: 'When needed',
-  explanation:
-    'Notebooks run side by side while their memory fits together, and take turns as soon as it does not.'
-};
-
-export const MODES: readonly IChoice<AntiThrash>[] = [
-  WHEN_NEEDED,
-  {
-    value: 'always',
-    label: 'Always',
-    explanation: 'One notebook at a time, even where their memory would fit together.'
-  },
-  {
-    value: 'off',
-    label: 'Never',
-    explanation:
-      'Everybody runs at once, at your own risk: cells fail with out-of-memory errors when the memory does not fit.'
-  }
-];
-
-export function modeOf(value: AntiThrash): IChoice<AntiThrash> {
-  return MODES.find(mode => mode.value === value) ?? WHEN_NEEDED;
+function whenNeeded(): IChoice<AntiThrash> {
+  return {
+    value: 'on',
+    label: trans.__('When needed'),
+    explanation: trans.__(
+      'Notebooks run side by side while their memory fits together, and take turns as soon as it does not.'
+    )
+  };
 }
 
-const POLICIES: readonly IChoice[] = [
-  {
-    value: 'interactive',
-    label: 'Short cells first',
-    explanation:
-      'Short cells hardly wait: long ones make way for them, and wait longer at a stretch.'
-  },
-  {
-    value: 'round-robin',
-    label: 'By arrival',
-    explanation: 'Everybody gets a whole turn, in the order in which they came.'
-  }
-];
+/** When notebooks take turns. */
+export function modes(): readonly IChoice<AntiThrash>[] {
+  return [
+    whenNeeded(),
+    {
+      value: 'always',
+      label: trans.__('Always'),
+      explanation: trans.__('One notebook at a time, even where their memory would fit together.')
+    },
+    {
+      value: 'off',
+      label: trans.__('Never'),
+      explanation: trans.__(
+        'Everybody runs at once, at your own risk: cells fail with out-of-memory errors when the memory does not fit.'
+      )
+    }
+  ];
+}
+
+export function modeOf(value: AntiThrash): IChoice<AntiThrash> {
+  return modes().find(mode => mode.value === value) ?? whenNeeded();
+}
+
+function policies(): readonly IChoice[] {
+  return [
+    {
+      value: 'interactive',
+      label: trans.__('Short cells first'),
+      explanation: trans.__(
+        'Short cells hardly wait: long ones make way for them, and wait longer at a stretch.'
+      )
+    },
+    {
+      value: 'round-robin',
+      label: trans.__('By arrival'),
+      explanation: trans.__('Everybody gets a whole turn, in the order in which they came.')
+    }
+  ];
+}
 
 /** Returns the text of a policy; a policy that only this daemon knows is described in the daemon's
  * words. */
@@ -61,7 +72,7 @@ export function policyOf(gpu: IGpu, name: string): IChoice {
   const explanation =
     summary === '' ? '' : `${summary.charAt(0).toUpperCase()}${summary.slice(1)}.`;
   return (
-    POLICIES.find(policy => policy.value === name) ?? { value: name, label: name, explanation }
+    policies().find(policy => policy.value === name) ?? { value: name, label: name, explanation }
   );
 }
 
@@ -69,10 +80,10 @@ export function policyOf(gpu: IGpu, name: string): IChoice {
 export function quantumError(text: string): string {
   const value = Number(text);
   if (text.trim() === '' || !Number.isFinite(value)) {
-    return 'Give the length of a turn in seconds, for example 30.';
+    return trans.__('Give the length of a turn in seconds, for example 30.');
   }
   if (value < LEAST_TQ_S || value > MOST_TQ_S) {
-    return 'A turn may last from 0.1 s to 86400 s (a day).';
+    return trans.__('A turn may last from 0.1 s to 86400 s (a day).');
   }
   return '';
 }

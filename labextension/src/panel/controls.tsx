@@ -4,15 +4,16 @@
 import * as React from 'react';
 
 import type { IGpu } from '../model/types';
+import { trans } from '../model/translation';
 
 import {
   type IChoice,
   type ISettings,
   LEAST_TQ_S,
-  MODES,
   MOST_TQ_S,
   changedSince,
   modeOf,
+  modes,
   patchOf,
   policyOf,
   quantumError,
@@ -27,13 +28,15 @@ export function Controls(props: IPart) {
   const { serialised, why, swap_round_trip_s, floor_s } = gpu.scheduler;
   return (
     <section className="jp-Kiwi-part">
-      <h3>Sharing</h3>
+      <h3>{trans.__('Sharing')}</h3>
       <p className="jp-Kiwi-why" data-kiwi="why" data-serialised={serialised}>
-        <b>{serialised ? 'In turns' : 'Side by side'}</b>
+        <b>{serialised ? trans.__('In turns') : trans.__('Side by side')}</b>
         {why !== '' && ` – ${why}.`}
         {swap_round_trip_s !== null &&
-          ` Changing places costs about ${formatDuration(swap_round_trip_s)}.`}
-        {serialised && floor_s !== null && ` A turn lasts ${formatDuration(floor_s)} at least.`}
+          ` ${trans.__('Changing places costs about %1.', formatDuration(swap_round_trip_s))}`}
+        {serialised &&
+          floor_s !== null &&
+          ` ${trans.__('A turn lasts %1 at least.', formatDuration(floor_s))}`}
       </p>
       {gpu.may_set && live ? <Form {...props} /> : <AsText gpu={gpu} />}
     </section>
@@ -47,7 +50,7 @@ function AsText(props: { gpu: IGpu }) {
   );
   return (
     <p className="jp-Kiwi-quiet">
-      Turns last {tq_s} s. {explanations.join(' ')}
+      {[trans.__('Turns last %1 s.', tq_s), ...explanations].join(' ')}
     </p>
   );
 }
@@ -77,15 +80,15 @@ function Form(props: IPart) {
     <form className="jp-Kiwi-form" onSubmit={apply} aria-busy={pending.busy} noValidate>
       <Quantum text={chosen.quantum} wrong={wrong} choose={choose} />
       <Choice
-        label="Take turns"
+        label={trans.__('Take turns')}
         hook="mode"
-        choices={MODES}
+        choices={modes()}
         chosen={modeOf(chosen.mode)}
         choose={mode => choose({ mode })}
       />
       {gpu.policies.length > 1 && (
         <Choice
-          label="Order"
+          label={trans.__('Order')}
           hook="policy"
           choices={gpu.policies.map(policy => policyOf(gpu, policy.name))}
           chosen={policyOf(gpu, chosen.policy)}
@@ -100,7 +103,7 @@ function Form(props: IPart) {
             data-kiwi="apply"
             disabled={patch === null || pending.busy}
           >
-            {pending.busy ? 'Applying…' : 'Apply'}
+            {pending.busy ? trans.__('Applying…') : trans.__('Apply')}
           </button>
           <button
             type="button"
@@ -108,7 +111,7 @@ function Form(props: IPart) {
             disabled={pending.busy}
             onClick={() => setDraft({})}
           >
-            Undo
+            {trans.__('Undo')}
           </button>
         </div>
       )}
@@ -127,7 +130,7 @@ function Quantum(props: {
   const id = React.useId();
   return (
     <div className="jp-Kiwi-field">
-      <label htmlFor={id}>Turn</label>
+      <label htmlFor={id}>{trans.__('Turn')}</label>
       <span className="jp-Kiwi-unit">
         <input
           id={id}
@@ -144,7 +147,7 @@ function Quantum(props: {
           onChange={event => props.choose({ quantum: event.target.value })}
         />
         <span aria-hidden="true">s</span>
-        <span className="jp-Kiwi-hidden">seconds</span>
+        <span className="jp-Kiwi-hidden">{trans.__('seconds')}</span>
       </span>
       <span id={`${id}-wrong`} className="jp-Kiwi-error" role="alert" data-kiwi="tq-error">
         {props.wrong}

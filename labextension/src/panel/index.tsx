@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
 import type { IProblem } from '../model/types';
+import { trans } from '../model/translation';
 
 import { announcement, moments } from './announce';
 import { Card } from './card';
@@ -18,29 +19,31 @@ export interface IKiwiPanelProps {
   readonly zoom_s?: number;
 }
 
-const CONNECTING: IProblem = {
+const connecting = (): IProblem => ({
   code: 'connecting',
-  message: 'Asking the Jupyter server about its GPUs…',
+  message: trans.__('Asking the Jupyter server about its GPUs…'),
   remedy: ''
-};
+});
 
-const NOT_CONNECTED: IProblem = {
+const notConnected = (): IProblem => ({
   code: 'not-connected',
-  message: 'The Jupyter server does not answer.',
-  remedy: 'Kiwi keeps trying by itself. Is the server still running, and are you still logged in?'
-};
+  message: trans.__('The Jupyter server does not answer.'),
+  remedy: trans.__(
+    'Kiwi keeps trying by itself. Is the server still running, and are you still logged in?'
+  )
+});
 
-const RECONNECTING: IProblem = {
+const reconnecting = (): IProblem => ({
   code: 'reconnecting',
-  message: 'The connection to the Jupyter server was lost. Below is what was known last.',
-  remedy: 'Kiwi reconnects by itself.'
-};
+  message: trans.__('The connection to the Jupyter server was lost. Below is what was known last.'),
+  remedy: trans.__('Kiwi reconnects by itself.')
+});
 
-const NO_GPU: IProblem = {
+const noGpu = (): IProblem => ({
   code: 'no-gpu',
-  message: 'There is no GPU to share here yet.',
-  remedy: '`kiwi doctor`, in a terminal, says what is missing.'
-};
+  message: trans.__('There is no GPU to share here yet.'),
+  remedy: trans.__('`kiwi doctor`, in a terminal, says what is missing.')
+});
 
 export function KiwiPanel(props: IKiwiPanelProps) {
   const { store, actions } = props;
@@ -54,7 +57,7 @@ export function KiwiPanel(props: IKiwiPanelProps) {
       className="jp-Kiwi-panel"
       data-kiwi="panel"
       role="region"
-      aria-label="Kiwi: sharing the GPU"
+      aria-label={trans.__('Kiwi: sharing the GPU')}
     >
       <Announcer store={store} />
       {problem !== null && <Problem problem={problem} actions={actions} />}
@@ -77,12 +80,12 @@ export function KiwiPanel(props: IKiwiPanelProps) {
 function problemOf(store: IKiwiStore): IProblem | null {
   const { state, connection } = store;
   if (state === null) {
-    return connection === 'lost' ? NOT_CONNECTED : CONNECTING;
+    return connection === 'lost' ? notConnected() : connecting();
   }
   if (connection === 'lost') {
-    return RECONNECTING;
+    return reconnecting();
   }
-  return state.server.problem ?? (state.gpus.length === 0 ? NO_GPU : null);
+  return state.server.problem ?? (state.gpus.length === 0 ? noGpu() : null);
 }
 
 /** Announces "your turn" to screen readers, but no countdowns. */

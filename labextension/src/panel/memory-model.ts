@@ -3,6 +3,7 @@
 import { formatBytes } from '../model/format';
 import { outsideText } from '../model/phrases';
 import type { IGpu, ISession } from '../model/types';
+import { trans } from '../model/translation';
 
 import { lookOf, marksOwn, nameOf } from './people';
 
@@ -39,11 +40,12 @@ type Amount = 'resident_bytes' | 'paged_out_bytes';
 /** The GPU's own memory: by notebook, outside Kiwi, free. */
 export function gpuBar(gpu: IGpu): IBar {
   const total = Math.max(1, gpu.memory.total_bytes);
-  const segments = byNotebook(gpu, 'resident_bytes', total, 'in the GPU');
+  const segments = byNotebook(gpu, 'resident_bytes', total);
   segments.push(...outside(gpu, total));
   const free = Math.max(0, gpu.memory.free_bytes);
-  segments.push(segment('free', 'Free', free, total, 'free'));
-  return bar('GPU memory', `${formatBytes(free)} free of ${formatBytes(total)}`, segments);
+  segments.push(segment('free', trans.__('Free'), free, total, 'free'));
+  const summary = trans.__('%1 free of %2', formatBytes(free), formatBytes(total));
+  return bar(trans.__('GPU memory'), summary, segments);
 }
 
 /** Number of programs outside Kiwi that are named, the largest; the rest is one segment. */
@@ -54,7 +56,7 @@ function outside(gpu: IGpu, total: number): ISegment[] {
   const named = gpu.outside.slice(0, MOST_OUTSIDE);
   const segments = named.map(program => {
     const name = outsideText(program);
-    const title = `${name}: ${formatBytes(program.used_bytes)}, held outside Kiwi`;
+    const title = trans.__('%1: %2, held outside Kiwi', name, formatBytes(program.used_bytes));
     const key = `outside-${program.pid}`;
     return segment(key, name, program.used_bytes, total, 'outside', { title });
   });
@@ -62,8 +64,8 @@ function outside(gpu: IGpu, total: number): ISegment[] {
   const rest = gpu.memory.outside_bytes - known;
   // The driver's own memory beside a named program is not worth a line.
   if (rest > (named.length > 0 ? total * LEAST_OUTSIDE : 0)) {
-    const title = `${formatBytes(rest)} held by programs that are not Kiwi's`;
-    segments.push(segment('outside', 'Outside Kiwi', rest, total, 'outside', { title }));
+    const title = trans.__("%1 held by programs that are not Kiwi's", formatBytes(rest));
+    segments.push(segment('outside', trans.__('Outside Kiwi'), rest, total, 'outside', { title }));
   }
   return segments;
 }
@@ -81,14 +83,17 @@ export function hostBar(gpu: IGpu): IBar | null {
     return null;
   }
   const budget = Math.max(out, gpu.memory.host_budget_bytes, 1);
-  const segments = byNotebook(gpu, 'paged_out_bytes', budget, 'paged out to system RAM');
+  const segments = byNotebook(gpu, 'paged_out_bytes', budget);
   segments.push(...onlyRam(gpu));
   if (out > 0) {
-    segments.push(segment('free', 'Room', budget - out, budget, 'free'));
+    segments.push(segment('free', trans.__('Room'), budget - out, budget, 'free'));
   }
   const summary =
-    out > 0 ? `${formatBytes(out)} of ${formatBytes(budget)} paged out` : 'nothing paged out';
-  return bar('System RAM', summary, segments, some ? ['paged out', 'RAM'] : []);
+    out > 0
+      ? trans.__('%1 of %2 paged out', formatBytes(out), formatBytes(budget))
+      : trans.__('nothing paged out');
+  const columns = some ? [trans.__('paged out'), trans.__('RAM')] : [];
+  return bar(trans.__('System RAM'), summary, segments, columns);
 }
 
 /** Returns the reader's largest notebooks by RAM that have nothing paged out. */
@@ -97,10 +102,10 @@ function onlyRam(gpu: IGpu): ISegment[] {
     .filter(({ ram_bytes, paged_out_bytes }) => ram_bytes !== null && paged_out_bytes <= 0)
     .sort((a, b) => (b.ram_bytes ?? 0) - (a.ram_bytes ?? 0))
     .slice(0, MOST_SEGMENTS)
-    .map(session => notebook(gpu, session, 0, 1, 'paged out to system RAM', session.ram_bytes));
+    .map(session => notebook(gpu, session, 0, 1, 'paged_out_bytes', session.ram_bytes));
 }
 
-function byNotebook(gpu: IGpu, amount: Amount, whole: number, where: string): ISegment[] {
+function byNotebook(gpu: IGpu, amount: Amount, whole: number): ISegment[] {
   const holding = gpu.sessions
     .filter(session => session[amount] > 0)
     .sort((a, b) => b[amount] - a[amount]);
@@ -108,15 +113,13 @@ function byNotebook(gpu: IGpu, amount: Amount, whole: number, where: string): IS
   const rest = holding.slice(shown.length);
   const ram = (session: ISession) => (amount === 'paged_out_bytes' ? session.ram_bytes : null);
   const segments = shown.map(session =>
-    notebook(gpu, session, session[amount], whole, where, ram(session))
+    notebook(gpu, session, session[amount], whole, amount, ram(session))
   );
   if (rest.length > 0) {
     const bytes = rest.reduce((sum, session) => sum + session[amount], 0);
-    segments.push(
-      segment('rest', `${rest.length} more notebooks`, bytes, whole, 'rest', {
-        title: `${rest.length} more notebooks: ${formatBytes(bytes)} ${where}`
-      })
-    );
+    const label = trans._n('%1 more notebook', '%1 more notebooks', rest.length);
+    const title = titleOf(label, bytes, amount);
+    segments.push(segment('rest', label, bytes, whole, 'rest', { title }));
   }
   return segments;
 }
@@ -126,16 +129,25 @@ function notebook(
   session: ISession,
   bytes: number,
   whole: number,
-  where: string,
+  amount: Amount,
   ram_bytes: number | null
 ): ISegment {
   const name = nameOf(session);
-  const ram = ram_bytes === null ? '' : `, of ${formatBytes(ram_bytes)} of RAM that it has`;
+  let title = titleOf(name, bytes, amount);
+  if (ram_bytes !== null) {
+    title = trans.__('%1, of %2 of RAM that it has', title, formatBytes(ram_bytes));
+  }
   return segment(session.id, name, bytes, whole, lookOf(gpu, session.id), {
-    title: `${name}: ${formatBytes(bytes)} ${where}${ram}`,
+    title,
     beside: ram_bytes === null ? '' : formatBytes(ram_bytes),
     mine: session.mine && marksOwn(gpu)
   });
+}
+
+function titleOf(name: string, bytes: number, amount: Amount): string {
+  return amount === 'resident_bytes'
+    ? trans.__('%1: %2 in the GPU', name, formatBytes(bytes))
+    : trans.__('%1: %2 paged out to system RAM', name, formatBytes(bytes));
 }
 
 function segment(
@@ -164,7 +176,10 @@ function bar(
   segments: ISegment[],
   columns: readonly string[] = []
 ): IBar {
-  const beside = (each: ISegment) => (each.beside === '' ? '' : ` of ${each.beside} RAM`);
-  const parts = segments.map(each => `${each.label} ${formatBytes(each.bytes)}${beside(each)}`);
+  const parts = segments.map(({ label, bytes, beside }) =>
+    beside === ''
+      ? `${label} ${formatBytes(bytes)}`
+      : trans.__('%1 %2 of %3 RAM', label, formatBytes(bytes), beside)
+  );
   return { title, columns, summary, segments, text: `${title}: ${summary}. ${parts.join(', ')}.` };
 }

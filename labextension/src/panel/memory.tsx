@@ -5,6 +5,7 @@ import * as React from 'react';
 import { formatBytes } from '../model/format';
 import { loads } from '../model/phrases';
 import type { IGpu } from '../model/types';
+import { trans } from '../model/translation';
 
 import { gpuBar, hostBar } from './memory-model';
 import type { IBar, ISegment } from './memory-model';
@@ -19,7 +20,7 @@ export function Load(props: { gpu: IGpu }) {
   }
   return (
     <section className="jp-Kiwi-part" data-kiwi="load">
-      <h3>GPU load</h3>
+      <h3>{trans.__('GPU load')}</h3>
       <ul className="jp-Kiwi-loads">
         {figures.map(({ text, share }) => (
           <li key={text.replace(/\d+/g, '')}>
@@ -89,7 +90,9 @@ function Bar(props: { bar: IBar; scope: string }) {
             <span className="jp-Kiwi-name">
               <CutName name={segment.label} />
             </span>
-            {segment.mine && bar.columns.length === 0 && <span className="jp-Kiwi-yours">you</span>}
+            {segment.mine && bar.columns.length === 0 && (
+              <span className="jp-Kiwi-yours">{trans.__('you')}</span>
+            )}
             <span className="jp-Kiwi-amount">{formatBytes(segment.bytes)}</span>
             {bar.columns.length > 0 && <span className="jp-Kiwi-beside">{segment.beside}</span>}
           </li>

@@ -3,6 +3,7 @@
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
 import type { IGpu, IWaiter, ISession } from '../model/types';
+import { trans } from '../model/translation';
 
 import { nameOf, queueEntryOf } from './people';
 
@@ -30,8 +31,9 @@ export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
   }
   const entry = queueEntryOf(gpu, session.id);
   if (session.state === 'lost') {
-    return makeWait('wrong', session, 'Memory lost', [
-      session.problem_text || 'What this notebook had in GPU memory is gone. Restart its kernel.'
+    return makeWait('wrong', session, trans.__('Memory lost'), [
+      session.problem_text ||
+        trans.__('What this notebook had in GPU memory is gone. Restart its kernel.')
     ]);
   }
   if (entry !== undefined) {
@@ -57,10 +59,13 @@ function makeWait(
 
 /** Returns the card for an old state: without promises and countdowns. */
 export function noNews(last: IMyWait): IMyWait {
-  const known = `Last known: ${last.headline.toLowerCase()}.`;
+  const known = trans.__('Last known: %1.', last.headline.toLowerCase());
   // "A cell starts at once" would be a promise; a place in the queue and a problem are not.
   const keeps = last.counts || last.tone === 'wrong' || last.tone === 'out';
-  return makeWait('busy', last.session, 'No news', [known, ...(keeps ? last.details : [])]);
+  return makeWait('busy', last.session, trans.__('No news'), [
+    known,
+    ...(keeps ? last.details : [])
+  ]);
 }
 
 /** Adds the problem of a session that does not wait after its state. */
@@ -73,12 +78,12 @@ function withProblem(wait: IMyWait): IMyWait {
 // --- waiting ------------------------------------------------------------------------------------
 
 function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
-  const place = `${ordinal(entry.position)} of ${inLine(gpu)}`;
+  const place = trans.__('%1 of %2', ordinal(entry.position), inLine(gpu));
   if (entry.kept_out) {
     return suspended(session);
   }
   if (entry.blocked) {
-    return makeWait('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
+    return makeWait('wrong', session, trans.__('Held up'), [session.problem_text, `${place}.`]);
   }
   const details = [place];
   const doing = moving(gpu, session);
@@ -86,32 +91,32 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
     details.push(doing);
   }
   if (session.state === 'suspended') {
-    details.push('Suspended in mid-cell; it goes on by itself.');
+    details.push(trans.__('Suspended in mid-cell; it goes on by itself.'));
   }
   const tone = session.state === 'paging-in' ? 'moving' : 'waiting';
-  return withProblem({ ...makeWait(tone, session, 'Waiting', details), counts: true });
+  return withProblem({ ...makeWait(tone, session, trans.__('Waiting'), details), counts: true });
 }
 
 /** Returns the card of a session that a user keeps out of the GPU, waiting or not. */
 function suspended(session: ISession): IMyWait {
-  return makeWait('wrong', session, 'Suspended', [session.problem_text]);
+  return makeWait('wrong', session, trans.__('Suspended'), [session.problem_text]);
 }
 
 /** Returns what is being done for a waiting session: its memory, or another session's, moves. */
 function moving(gpu: IGpu, session: ISession): string {
   if (session.state === 'paging-in') {
-    return `Its memory is moving in (${formatBytes(session.paged_out_bytes)}).`;
+    return trans.__('Its memory is moving in (%1).', formatBytes(session.paged_out_bytes));
   }
   if (session.state === 'paging-out') {
-    return 'Its memory is moving out to make room; nothing is lost.';
+    return trans.__('Its memory is moving out to make room; nothing is lost.');
   }
   const other = movingFirst(gpu, session);
   if (other === undefined) {
     return '';
   }
   return other.state === 'paging-out'
-    ? `Room is being made: the memory of ${nameOf(other)} is moving out.`
-    : `The memory of ${nameOf(other)} is moving in first.`;
+    ? trans.__('Room is being made: the memory of %1 is moving out.', nameOf(other))
+    : trans.__('The memory of %1 is moving in first.', nameOf(other));
 }
 
 /** Returns the session whose memory moves for `waiting`, so that the move is shown once. */
@@ -128,9 +133,9 @@ export function movingFirst(gpu: IGpu, waiting: ISession): ISession | undefined 
 /** The queue below says which sessions wait and which compute beside it. */
 function holding(session: ISession): IMyWait {
   const details = session.lingering
-    ? ['Its cell is over; something it started in the background goes on.']
+    ? [trans.__('Its cell is over; something it started in the background goes on.')]
     : [];
-  return withProblem({ ...makeWait('yours', session, 'Yours', details), holds: true });
+  return withProblem({ ...makeWait('yours', session, trans.__('Yours'), details), holds: true });
 }
 
 // --- resting ------------------------------------------------------------------------------------
@@ -139,16 +144,16 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
   const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
   switch (session.state) {
     case 'paged-out':
-      return makeWait('out', session, 'Paged out', [
-        `Its ${size} are in system RAM and come back when you run a cell.`
+      return makeWait('out', session, trans.__('Paged out'), [
+        trans.__('Its %1 are in system RAM and come back when you run a cell.', size)
       ]);
     case 'paging-out':
-      return makeWait('moving', session, 'Moving out', [
-        `${size} go to system RAM to make room. Nothing is lost.`
+      return makeWait('moving', session, trans.__('Moving out'), [
+        trans.__('%1 go to system RAM to make room. Nothing is lost.', size)
       ]);
     case 'paging-in':
-      return makeWait('moving', session, 'Coming back', [
-        `${size} come back from system RAM, so that your next cell starts at once.`
+      return makeWait('moving', session, trans.__('Coming back'), [
+        trans.__('%1 come back from system RAM, so that your next cell starts at once.', size)
       ]);
     default:
       return open(gpu, session);
@@ -158,16 +163,20 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
 function withoutSession(gpu: IGpu): IMyWait {
   const wait = open(gpu, null);
   const none = !gpu.sessions.some(session => session.mine);
-  const who = none ? 'None of your notebooks uses' : 'The notebook in front does not use';
-  return { ...wait, details: [...wait.details, `${who} this GPU yet.`] };
+  const who = none
+    ? trans.__('None of your notebooks uses this GPU yet.')
+    : trans.__('The notebook in front does not use this GPU yet.');
+  return { ...wait, details: [...wait.details, who] };
 }
 
 /** Returns whether a cell of the reader would start now. */
 function open(gpu: IGpu, session: ISession | null): IMyWait {
   if (gpu.holders.length === 0 && inLine(gpu) === 0) {
-    return makeWait('free', session, 'Free', ['A cell starts at once.']);
+    return makeWait('free', session, trans.__('Free'), [trans.__('A cell starts at once.')]);
   }
   return gpu.scheduler.serialised
-    ? makeWait('busy', session, 'Busy', ['A cell waits for its turn.'])
-    : makeWait('busy', session, 'In use', ['A cell starts beside the others if it fits.']);
+    ? makeWait('busy', session, trans.__('Busy'), [trans.__('A cell waits for its turn.')])
+    : makeWait('busy', session, trans.__('In use'), [
+        trans.__('A cell starts beside the others if it fits.')
+      ]);
 }

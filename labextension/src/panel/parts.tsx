@@ -5,6 +5,7 @@ import * as React from 'react';
 import type { IKiwiActions, IKiwiStore } from '../model/api';
 import { turnText, waitText } from '../model/phrases';
 import type { IGpu, IWaiter, ISession } from '../model/types';
+import { trans } from '../model/translation';
 
 import { usePending, useTicking } from './hooks';
 import { CutName } from './name';
@@ -38,7 +39,7 @@ export function SessionName(props: { session: ISession | undefined; actions: IKi
     <button
       type="button"
       className="jp-Kiwi-name jp-Kiwi-link"
-      title={`Open ${session.path}`}
+      title={trans.__('Open %1', session.path)}
       onClick={open}
     >
       <CutName name={name} />
@@ -49,7 +50,7 @@ export function SessionName(props: { session: ISession | undefined; actions: IKi
 /** Marks a session as the reader's own, if there are others'. */
 export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
   return props.session?.mine === true && marksOwn(props.gpu) ? (
-    <span className="jp-Kiwi-yours">you</span>
+    <span className="jp-Kiwi-yours">{trans.__('you')}</span>
   ) : null;
 }
 
@@ -64,7 +65,7 @@ export function Countdown(props: {
   large?: boolean;
 }) {
   const { store, entry, unknown, short, large } = props;
-  const text = useTicking(() => waitText(store, entry) || unknown);
+  const text = useTicking(() => waitText(store, entry, short) || unknown);
   const why = large ? text.indexOf(' (') : -1;
   if (why >= 0) {
     return (
@@ -74,7 +75,7 @@ export function Countdown(props: {
       </>
     );
   }
-  return <>{short ? text.replace(/^about /, '≈ ') : text}</>;
+  return <>{text}</>;
 }
 
 /** "at most 21 s more", counting down by itself. */
@@ -98,11 +99,13 @@ export function LeaveQueue(props: { gpu: IGpu; session: ISession; actions: IKiwi
         className="jp-Kiwi-button"
         data-kiwi="leave-queue"
         disabled={pending.busy}
-        aria-label={`Leave the queue with ${nameOf(session)}`}
-        title="Interrupts the cell that waits, as Kernel → Interrupt does. In the middle of a GPU call that takes effect with the turn."
+        aria-label={trans.__('Leave the queue with %1', nameOf(session))}
+        title={trans.__(
+          'Interrupts the cell that waits, as Kernel → Interrupt does. In the middle of a GPU call that takes effect with the turn.'
+        )}
         onClick={() => pending.run(() => actions.leave({ gpu, session }))}
       >
-        {pending.busy ? 'Leaving…' : 'Leave the queue'}
+        {pending.busy ? trans.__('Leaving…') : trans.__('Leave the queue')}
       </button>
       {pending.error !== '' && (
         <span className="jp-Kiwi-error" role="alert">

@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import type { IKiwiActions } from '../model/api';
 import type { IGpu, IProblem } from '../model/types';
+import { trans } from '../model/translation';
 
 import { usePending, useTicking } from './hooks';
 import { Prose } from './parts';
@@ -73,7 +74,7 @@ function Retry(props: { actions: IKiwiActions }) {
         disabled={pending.busy}
         onClick={() => pending.run(() => props.actions.retry())}
       >
-        {pending.busy ? 'Trying…' : 'Try again'}
+        {pending.busy ? trans.__('Trying…') : trans.__('Try again')}
       </button>
       {pending.error !== '' && (
         <p className="jp-Kiwi-error" role="alert">
@@ -87,18 +88,21 @@ function Retry(props: { actions: IKiwiActions }) {
 /** Seconds within which a restarted daemon is back; after a crash it takes only a few. */
 const BACK_WITHIN_S = 60;
 
-const AWAY: IProblem = {
+const away = (): IProblem => ({
   code: 'daemon-away',
-  message:
-    'The Kiwi daemon of this GPU is away. It comes back by itself as soon as it has restarted.',
-  remedy: 'Running cells go on, and keep their places. Below is what was known last.'
-};
+  message: trans.__(
+    'The Kiwi daemon of this GPU is away. It comes back by itself as soon as it has restarted.'
+  ),
+  remedy: trans.__('Running cells go on, and keep their places. Below is what was known last.')
+});
 
-const GONE: IProblem = {
+const gone = (): IProblem => ({
   code: 'daemon-gone',
-  message: 'The Kiwi daemon of this GPU does not come back. Below is what was known last.',
-  remedy: 'Running cells go on. `kiwi logs` says why it ended; `kiwi daemon` starts it.'
-};
+  message: trans.__(
+    'The Kiwi daemon of this GPU does not come back. Below is what was known last.'
+  ),
+  remedy: trans.__('Running cells go on. `kiwi logs` says why it ended; `kiwi daemon` starts it.')
+});
 
 /** Shows all problems of one GPU. */
 export function GpuProblems(props: { gpu: IGpu; actions: IKiwiActions; now: () => number }) {
@@ -122,5 +126,5 @@ function useAway(gpu: IGpu, now: () => number): IProblem | null {
   if (gpu.reachable) {
     return null;
   }
-  return waits ? AWAY : (gpu.problem ?? GONE);
+  return waits ? away() : (gpu.problem ?? gone());
 }

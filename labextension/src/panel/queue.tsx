@@ -3,15 +3,15 @@
 import * as React from 'react';
 
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
-import type { IGpu, IWaiter, ISession, SessionState } from '../model/types';
+import type { IGpu, IWaiter, ISession } from '../model/types';
 import { formatBytes } from '../model/format';
+import { trans } from '../model/translation';
 
 import { usePending } from './hooks';
 import { Countdown, LeaveQueue, SessionName, Turn, Yours, useRoving } from './parts';
 import type { IPart } from './parts';
 import { movingFirst } from './mywait-model';
 import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
-import { counted } from './words';
 
 /** Shows which sessions have the GPU and which wait. For the notebook of "my wait", it shows only
  * the place in the queue, because the figure is above. */
@@ -22,7 +22,7 @@ export function Holders(props: IPart) {
   }
   return (
     <section className="jp-Kiwi-part jp-mod-line">
-      <h3>Has the GPU</h3>
+      <h3>{trans.__('Has the GPU')}</h3>
       <ul className="jp-Kiwi-people">
         {gpu.holders.map(id => {
           const session = sessionOf(gpu, id);
@@ -39,7 +39,7 @@ export function Holders(props: IPart) {
                 {!isSubject && <Yours gpu={gpu} session={session} />}
                 <span className="jp-Kiwi-amount">
                   {isSubject
-                    ? SUBJECT
+                    ? subjectMark()
                     : live && session && <Turn store={store} gpu={gpu} holder={session} />}
                 </span>
               </div>
@@ -53,7 +53,7 @@ export function Holders(props: IPart) {
 }
 
 /** Shown instead of the large figure above. */
-const SUBJECT = 'this one';
+const subjectMark = () => trans.__('this one');
 
 /** Marks sessions that cannot be stopped as usual: a word each, and the reason as its tooltip. */
 function Marks(props: { session: ISession | undefined }) {
@@ -62,24 +62,17 @@ function Marks(props: { session: ISession | undefined }) {
     <>
       {session?.guarded === false && (
         <span className="jp-Kiwi-note" data-kiwi="unguarded" title={session.unguarded_text}>
-          unguarded
+          {trans.__('unguarded')}
         </span>
       )}
       {session?.stopped && (
         <span className="jp-Kiwi-note" data-kiwi="stopped" title={session.stopped}>
-          stopped
+          {trans.__('stopped')}
         </span>
       )}
     </>
   );
 }
-
-/** What a waiting session's state adds to its place, in words. */
-const WHILE: Partial<Record<SessionState, string>> = {
-  suspended: 'suspended in mid-cell',
-  'paging-in': 'memory moving in',
-  'paging-out': 'memory moving out'
-};
 
 /** Number of places that are always shown; further places are shown only if they are the
  * reader's own. */
@@ -100,14 +93,21 @@ export function Queue(props: IPart) {
     entries.map(entry => <Waiting key={entry.session} {...props} entry={entry} />);
   return (
     <section className="jp-Kiwi-part jp-mod-line">
-      <h3>Waiting {waiting > 0 && <span className="jp-Kiwi-count">{waiting}</span>}</h3>
+      <h3>
+        {trans.__('Waiting')} {waiting > 0 && <span className="jp-Kiwi-count">{waiting}</span>}
+      </h3>
       <ol className="jp-Kiwi-people" data-kiwi="queue" {...roving}>
         {rows(gpu.queue.filter(entry => !rest.includes(entry)))}
       </ol>
       {rest.length > 0 && (
         <details className="jp-Kiwi-fold">
-          <summary>{rest.length} more wait</summary>
-          <ol className="jp-Kiwi-people" tabIndex={0} aria-label="Others that wait" {...folded}>
+          <summary>{trans._n('%1 more waits', '%1 more wait', rest.length)}</summary>
+          <ol
+            className="jp-Kiwi-people"
+            tabIndex={0}
+            aria-label={trans.__('Others that wait')}
+            {...folded}
+          >
             {rows(rest)}
           </ol>
         </details>
@@ -138,8 +138,15 @@ function Waiting(props: IPart & { entry: IWaiter }) {
         {!isSubject && <Yours gpu={gpu} session={session} />}
         <span className="jp-Kiwi-amount" title={session?.problem_text || undefined}>
           {isSubject
-            ? SUBJECT
-            : live && <Countdown store={store} entry={entry} unknown="nobody can tell" short />}
+            ? subjectMark()
+            : live && (
+                <Countdown
+                  store={store}
+                  entry={entry}
+                  unknown={trans.__('nobody can tell')}
+                  short
+                />
+              )}
         </span>
       </div>
       {note && <span className="jp-Kiwi-note">{note}</span>}
@@ -151,8 +158,18 @@ function Waiting(props: IPart & { entry: IWaiter }) {
   );
 }
 
+/** Returns what a waiting session's state adds to its place. */
 function doing(session: ISession | undefined): string {
-  return (session && WHILE[session.state]) ?? '';
+  switch (session?.state) {
+    case 'suspended':
+      return trans.__('suspended in mid-cell');
+    case 'paging-in':
+      return trans.__('memory moving in');
+    case 'paging-out':
+      return trans.__('memory moving out');
+    default:
+      return '';
+  }
 }
 
 /** Returns whether "my wait" already says that the memory of `session` moves. */
@@ -183,7 +200,7 @@ export function Resting(props: IPart) {
     <section className="jp-Kiwi-part">
       {shown.length > 0 && (
         <>
-          <h3>Idle</h3>
+          <h3>{trans.__('Idle')}</h3>
           <ul className="jp-Kiwi-people" {...roving}>
             {shown.map(session => (
               <Idle key={session.id} {...props} session={session} />
@@ -194,9 +211,16 @@ export function Resting(props: IPart) {
       {rest.length > 0 && (
         <details className="jp-Kiwi-fold">
           <summary>
-            {counted(rest.length, shown.length > 0 ? 'more idle notebook' : 'idle notebook')}
+            {shown.length > 0
+              ? trans._n('%1 more idle notebook', '%1 more idle notebooks', rest.length)
+              : trans._n('%1 idle notebook', '%1 idle notebooks', rest.length)}
           </summary>
-          <ul className="jp-Kiwi-people" tabIndex={0} aria-label="Idle notebooks" {...folded}>
+          <ul
+            className="jp-Kiwi-people"
+            tabIndex={0}
+            aria-label={trans.__('Idle notebooks')}
+            {...folded}
+          >
             {rest.map(session => (
               <Idle key={session.id} {...props} session={session} />
             ))}
@@ -229,11 +253,14 @@ function Idle(props: IPart & { session: ISession }) {
             className="jp-Kiwi-button"
             data-kiwi="release"
             disabled={pending.busy}
-            aria-label={`Release memory of ${nameOf(session)}`}
-            title={`Moves ${size} to system RAM, so that others have more room. Nothing is lost: it comes back when the notebook next runs a GPU cell.`}
+            aria-label={trans.__('Release memory of %1', nameOf(session))}
+            title={trans.__(
+              'Moves %1 to system RAM, so that others have more room. Nothing is lost: it comes back when the notebook next runs a GPU cell.',
+              size
+            )}
             onClick={release}
           >
-            {pending.busy ? 'Releasing…' : 'Release memory'}
+            {pending.busy ? trans.__('Releasing…') : trans.__('Release memory')}
           </button>
         </div>
       )}
@@ -251,17 +278,17 @@ function Idle(props: IPart & { session: ISession }) {
 function memoryOf(session: ISession): string {
   switch (session.state) {
     case 'lost':
-      return 'memory lost';
+      return trans.__('memory lost');
     case 'paging-out':
-      return 'moving out';
+      return trans.__('moving out');
     case 'paging-in':
-      return 'coming back';
+      return trans.__('coming back');
     default:
   }
   if (session.paged_out_bytes > 0) {
-    return `${formatBytes(session.paged_out_bytes)} paged out`;
+    return trans.__('%1 paged out', formatBytes(session.paged_out_bytes));
   }
   return session.resident_bytes > 0
-    ? `${formatBytes(session.resident_bytes)} in the GPU`
-    : 'no GPU memory';
+    ? trans.__('%1 in the GPU', formatBytes(session.resident_bytes))
+    : trans.__('no GPU memory');
 }

@@ -5,12 +5,13 @@
 
 import { formatBytes } from '../model/format';
 import type { IHistory } from '../model/types';
+import { trans } from '../model/translation';
 
 import { nameOf } from './people';
 import { mark, percent } from './timeline-shapes';
 import type { IMark, ISpan, IWindow, SpanKind } from './timeline-shapes';
-import { DID, isMove } from './timeline-words';
-import { counted, formatClock, formatDuration } from './words';
+import { did, isMove } from './timeline-words';
+import { formatClock, formatDuration } from './words';
 
 /** Columns begin at multiples of this time, so that they do not change while they move to the left. */
 export const BUCKET_S = 30;
@@ -97,8 +98,16 @@ function stacked(column: IColumn, name: string, window: IWindow): ISpan[] {
 
 function titleOf({ from, to, sums_s, times }: IColumn, name: string): string {
   const parts = KINDS.filter(kind => sums_s[kind] > 0).map(kind => {
-    const often = kind === 'held' && times > 1 ? ` ${counted(times, 'time')}, in all` : '';
-    return `${DID[kind]}${often} for ${formatDuration(sums_s[kind])}`;
+    const lasted = formatDuration(sums_s[kind]);
+    return kind === 'held' && times > 1
+      ? trans._n(
+          '%2 %1 time, in all for %3',
+          '%2 %1 times, in all for %3',
+          times,
+          did(kind),
+          lasted
+        )
+      : trans.__('%1 for %2', did(kind), lasted);
   });
   return `${name}, ${formatClock(from, true)} – ${formatClock(to, true)}: ${parts.join(', ')}`;
 }
@@ -127,10 +136,19 @@ function together(group: readonly IHistory[], window: IWindow): IMark[] {
   }
   const to = Math.max(...group.map(entry => percent(entry.ended_at ?? window.to, window)));
   const bytes = group.reduce((sum, entry) => sum + entry.bytes_moved, 0);
-  const way = one.direction === 'out' ? 'out to system RAM' : 'back into the GPU';
-  const done = one.ok ? `moved ${way}` : `could not be moved ${way}`;
-  const when = formatClock(first.began_at, true);
-  const title = `${when} ${nameOf(first)}: memory ${done} ${counted(group.length, 'time')}`;
-  const size = one.ok && bytes > 0 ? `, ${formatBytes(bytes)} in all` : '';
-  return [{ ...one, x: (one.from + to) / 2, width: to - one.from, title: `${title}${size}` }];
+  const all = trans._n('%2 %1 time', '%2 %1 times', group.length, movedTogether(one));
+  const done = `${formatClock(first.began_at, true)} ${nameOf(first)}: ${all}`;
+  const title = one.ok && bytes > 0 ? trans.__('%1, %2 in all', done, formatBytes(bytes)) : done;
+  return [{ ...one, x: (one.from + to) / 2, width: to - one.from, title }];
+}
+
+function movedTogether({ direction, ok }: IMark): string {
+  if (direction === 'out') {
+    return ok
+      ? trans.__('memory moved out to system RAM')
+      : trans.__('memory could not be moved out to system RAM');
+  }
+  return ok
+    ? trans.__('memory moved back into the GPU')
+    : trans.__('memory could not be moved back into the GPU');
 }

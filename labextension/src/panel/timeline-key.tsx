@@ -2,27 +2,30 @@
 
 import * as React from 'react';
 
+import { trans } from '../model/translation';
+
 import { Hatches, hatchOf } from './textures';
 import type { KeyName } from './timeline-model';
 
-const MEANS: Readonly<Record<KeyName, string>> = {
-  held: 'has GPU',
-  waited: 'waits',
-  suspended: 'suspended',
-  share: 'share of each 30 s',
-  out: 'moved out',
-  in: 'moved in',
-  failed: 'not moved',
-  unrecorded: 'not recorded'
-};
+const means = (): Readonly<Record<KeyName, string>> => ({
+  held: trans.__('has GPU'),
+  waited: trans.__('waits'),
+  suspended: trans.__('suspended'),
+  share: trans.__('share of each 30 s'),
+  out: trans.__('moved out'),
+  in: trans.__('moved in'),
+  failed: trans.__('not moved'),
+  unrecorded: trans.__('not recorded')
+});
 
 export function Key(props: { names: readonly KeyName[] }) {
+  const meanings = means();
   return (
     <ul className="jp-Kiwi-key" aria-hidden="true" data-kiwi="timeline-key">
       {props.names.map(name => (
         <li key={name} data-name={name}>
           <Sample name={name} />
-          {MEANS[name]}
+          {meanings[name]}
         </li>
       ))}
     </ul>

@@ -1,9 +1,10 @@
 /** The shapes of a row: spans and marks in percent of the width. Pure. */
 
 import type { HistoryKind, IHistory } from '../model/types';
+import { trans } from '../model/translation';
 
 import { nameOf } from './people';
-import { DID, DOES, isMove, what } from './timeline-words';
+import { did, does, isMove, what } from './timeline-words';
 import { formatClock, formatDuration } from './words';
 
 /** Number of seconds shown. */
@@ -99,13 +100,16 @@ function span(run: IRun, window: IWindow): ISpan {
 
 function spanTitle(run: IRun, now: number): string {
   const goesOn = run.ended_at === null;
-  const verb = (goesOn ? DOES : DID)[run.kind];
-  const times = run.count > 1 ? `, ${run.count} times within` : ' for';
+  const verb = goesOn ? does(run.kind) : did(run.kind);
   const lasted = formatDuration((run.ended_at ?? now) - run.first.began_at);
   const since = `${formatClock(run.first.began_at, true)} – ${
-    run.ended_at === null ? 'now' : formatClock(run.ended_at, true)
+    run.ended_at === null ? trans.__('now') : formatClock(run.ended_at, true)
   }`;
-  return `${nameOf(run.first)} ${verb}${times} ${lasted} (${since})`;
+  const predicate =
+    run.count > 1
+      ? trans._n('%2, %1 time within %3', '%2, %1 times within %3', run.count, verb, lasted)
+      : trans.__('%1 for %2', verb, lasted);
+  return `${nameOf(run.first)} ${predicate} (${since})`;
 }
 
 // --- moves of memory ----------------------------------------------------------------------------

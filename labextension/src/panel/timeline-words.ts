@@ -2,27 +2,32 @@
 
 import { formatBytes } from '../model/format';
 import type { IGpu, IHistory } from '../model/types';
+import { trans } from '../model/translation';
 
 import { nameOf } from './people';
 import type { IRow } from './timeline-model';
 import type { IWindow, SpanKind, Zoom } from './timeline-shapes';
-import { counted, formatClock, formatDuration, formatSoFar, formatSpeed } from './words';
+import { formatClock, formatDuration, formatSoFar, formatSpeed } from './words';
 
 export function isMove(entry: IHistory): boolean {
   return entry.kind === 'out' || entry.kind === 'in';
 }
 
-export const DID: Readonly<Record<SpanKind, string>> = {
-  held: 'had the GPU',
-  waited: 'waited for the GPU',
-  suspended: 'was suspended in mid-cell'
-};
+export function did(kind: SpanKind): string {
+  return {
+    held: trans.__('had the GPU'),
+    waited: trans.__('waited for the GPU'),
+    suspended: trans.__('was suspended in mid-cell')
+  }[kind];
+}
 
-export const DOES: Readonly<Record<SpanKind, string>> = {
-  held: 'has the GPU',
-  waited: 'waits for the GPU',
-  suspended: 'is suspended in mid-cell'
-};
+export function does(kind: SpanKind): string {
+  return {
+    held: trans.__('has the GPU'),
+    waited: trans.__('waits for the GPU'),
+    suspended: trans.__('is suspended in mid-cell')
+  }[kind];
+}
 
 /** Returns what happened, as the predicate of a sentence about the notebook. */
 export function what(entry: IHistory, now: number): string {
@@ -30,21 +35,28 @@ export function what(entry: IHistory, now: number): string {
   const lasted_s = (entry.ended_at ?? now) - entry.began_at;
   const lasted = goesOn ? formatSoFar(lasted_s) : formatDuration(lasted_s);
   if (entry.kind !== 'out' && entry.kind !== 'in') {
-    const verb = (entry.ended_at === null ? DOES : DID)[entry.kind];
+    const verb = goesOn ? does(entry.kind) : did(entry.kind);
     // "for 0 s" says nothing about what has just begun.
-    return goesOn && lasted_s < 1 ? verb : `${verb} for ${lasted}`;
+    return goesOn && lasted_s < 1 ? verb : trans.__('%1 for %2', verb, lasted);
   }
-  const way = entry.kind === 'out' ? 'out to system RAM' : 'back into the GPU';
+  const out = entry.kind === 'out';
   if (entry.ended_at === null) {
-    return `moves its memory ${way}, for ${lasted} so far`;
+    return out
+      ? trans.__('moves its memory out to system RAM, for %1 so far', lasted)
+      : trans.__('moves its memory back into the GPU, for %1 so far', lasted);
   }
   if (!entry.ok) {
-    return `could not move its memory ${way} (after ${lasted})`;
+    return out
+      ? trans.__('could not move its memory out to system RAM (after %1)', lasted)
+      : trans.__('could not move its memory back into the GPU (after %1)', lasted);
   }
-  const speed = formatSpeed(entry.bytes_moved, lasted_s);
-  const ahead = entry.hinted ? ', ahead of use' : '';
   const size = formatBytes(entry.bytes_moved);
-  return `moved ${size} ${way} in ${lasted}${speed && `, ${speed}`}${ahead}`;
+  const moved = out
+    ? trans.__('moved %1 out to system RAM in %2', size, lasted)
+    : trans.__('moved %1 back into the GPU in %2', size, lasted);
+  const speed = formatSpeed(entry.bytes_moved, lasted_s);
+  const ahead = entry.hinted ? trans.__('ahead of use') : '';
+  return [moved, speed, ahead].filter(text => text !== '').join(', ');
 }
 
 /** A line of "what happened". */
@@ -99,7 +111,7 @@ const SOON_S = 10;
 
 function often(latest: IHistory, first: IHistory, count: number, now: number): string {
   const lasted = formatDuration((latest.ended_at ?? now) - first.began_at);
-  return `had the GPU ${counted(count, 'time')} within ${lasted}`;
+  return trans._n('had the GPU %1 time within %2', 'had the GPU %1 times within %2', count, lasted);
 }
 
 export function rowText(name: string, entries: readonly IHistory[], window: IWindow): string {
@@ -108,12 +120,12 @@ export function rowText(name: string, entries: readonly IHistory[], window: IWin
     const those = entries.filter(entry => entry.kind === kind);
     const sum_s = those.reduce((sum, entry) => sum + inWindow_s(entry, window), 0);
     if (those.length > 0) {
-      parts.push(`${DID[kind]} for ${formatDuration(sum_s)}`);
+      parts.push(trans.__('%1 for %2', did(kind), formatDuration(sum_s)));
     }
   }
   const moves = entries.filter(isMove).length;
   if (moves > 0) {
-    parts.push(`its memory moved ${counted(moves, 'time')}`);
+    parts.push(trans._n('its memory moved %1 time', 'its memory moved %1 times', moves));
   }
   return `${name} ${parts.join(', ')}`;
 }
@@ -123,9 +135,18 @@ function inWindow_s(entry: IHistory, { from, to }: IWindow): number {
 }
 
 export function timelineText(rows: readonly IRow[], zoom_s: Zoom): string {
-  const span = zoom_s === 60 ? 'minute' : `${zoom_s / 60} minutes`;
+  const minutes = zoom_s / 60;
   if (rows.length === 0) {
-    return `Timeline: nobody used the GPU in the last ${span}.`;
+    return trans._n(
+      'Timeline: nobody used the GPU in the last minute.',
+      'Timeline: nobody used the GPU in the last %1 minutes.',
+      minutes
+    );
   }
-  return `Timeline of the last ${span}: ${rows.map(each => each.text).join('; ')}.`;
+  return trans._n(
+    'Timeline of the last minute: %2.',
+    'Timeline of the last %1 minutes: %2.',
+    minutes,
+    rows.map(each => each.text).join('; ')
+  );
 }

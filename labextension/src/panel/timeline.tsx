@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import type { IKiwiStore } from '../model/api';
 import type { IGpu } from '../model/types';
+import { trans } from '../model/translation';
 
 import { prefersReducedMotion, useTicking } from './hooks';
 import { CutName } from './name';
@@ -14,7 +15,6 @@ import { ZOOMS } from './timeline-shapes';
 import type { IMark, ISpan, Zoom } from './timeline-shapes';
 import { Hatches, hatchOf } from './textures';
 import { WhatHappened } from './what-happened';
-import { counted } from './words';
 
 interface IProps {
   readonly store: IKiwiStore;
@@ -42,11 +42,11 @@ export function Timeline(props: IProps) {
   return (
     <section className="jp-Kiwi-part">
       <div className="jp-Kiwi-titlebar">
-        <h3>Timeline</h3>
+        <h3>{trans.__('Timeline')}</h3>
         <Zooms zoom_s={zoom_s} setZoom={setZoom} />
       </div>
       {picture.rows.length === 0 ? (
-        <p className="jp-Kiwi-quiet">Nobody used the GPU in this time.</p>
+        <p className="jp-Kiwi-quiet">{trans.__('Nobody used the GPU in this time.')}</p>
       ) : (
         <>
           <Picture picture={picture} scope={gpu.uuid} />
@@ -55,7 +55,9 @@ export function Timeline(props: IProps) {
       )}
       {(picture.hidden > 0 || all) && (
         <button type="button" className="jp-Kiwi-button" onClick={() => setAll(!all)}>
-          {all ? 'Show fewer' : `Show ${counted(picture.hidden, 'more notebook')}`}
+          {all
+            ? trans.__('Show fewer')
+            : trans._n('Show %1 more notebook', 'Show %1 more notebooks', picture.hidden)}
         </button>
       )}
       {picture.rows.length > 0 && (
@@ -80,14 +82,14 @@ function useRightEdge(store: IKiwiStore, zoom_s: Zoom, live: boolean): number {
 
 function Zooms(props: { zoom_s: Zoom; setZoom: (zoom_s: Zoom) => void }) {
   return (
-    <div className="jp-Kiwi-zooms" role="group" aria-label="Time shown">
+    <div className="jp-Kiwi-zooms" role="group" aria-label={trans.__('Time shown')}>
       {ZOOMS.map(zoom_s => (
         <button
           key={zoom_s}
           type="button"
           className="jp-Kiwi-button"
           aria-pressed={zoom_s === props.zoom_s}
-          title={`Show the last ${counted(zoom_s / 60, 'minute')}`}
+          title={trans._n('Show the last %1 minute', 'Show the last %1 minutes', zoom_s / 60)}
           onClick={() => props.setZoom(zoom_s)}
         >
           {zoom_s / 60} min
@@ -113,7 +115,7 @@ function Picture(props: { picture: ITimeline; scope: string }) {
         <Hatches scope={scope} />
         {picture.unrecorded > 0 && (
           <rect className="jp-Kiwi-unrecorded" width={`${picture.unrecorded}%`} height={floor}>
-            <title>Nothing is recorded from this time.</title>
+            <title>{trans.__('Nothing is recorded from this time.')}</title>
           </rect>
         )}
         {picture.ticks.map(tick => (
@@ -127,7 +129,7 @@ function Picture(props: { picture: ITimeline; scope: string }) {
         <g className="jp-Kiwi-tick jp-mod-now">
           <line x1="100%" x2="100%" y1={0} y2={floor + 3} />
           <text x="100%" y={floor + 14} textAnchor="end">
-            now
+            {trans.__('now')}
           </text>
         </g>
         {picture.rows.map((row, index) => (

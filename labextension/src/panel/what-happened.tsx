@@ -5,6 +5,7 @@ import * as React from 'react';
 
 import type { IKiwiStore } from '../model/api';
 import type { IGpu } from '../model/types';
+import { trans } from '../model/translation';
 
 import { useTicking } from './hooks';
 import type { Zoom } from './timeline-shapes';
@@ -31,19 +32,19 @@ export function WhatHappened(props: {
   const lines = listed(gpu, goesOn ? store.now() : edge, zoom_s, ALL);
   return (
     <div data-kiwi="what-happened">
-      <h4>What happened</h4>
+      <h4>{trans.__('What happened')}</h4>
       <Lines lines={lines.slice(0, LATEST)} />
       {lines.length > LATEST && (
         <details
           className="jp-Kiwi-fold"
           onToggle={event => setOpen((event.target as HTMLDetailsElement).open)}
         >
-          <summary>Before that</summary>
+          <summary>{trans.__('Before that')}</summary>
           <div
             className="jp-Kiwi-scroll"
             tabIndex={0}
             role="group"
-            aria-label="What happened before"
+            aria-label={trans.__('What happened before')}
           >
             {open && <Lines lines={lines.slice(LATEST)} />}
           </div>

@@ -3,6 +3,7 @@ import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
+import { trans } from '../model/translation';
 
 import { OnScreen } from './hooks';
 import { kiwiIcon } from './icon';
@@ -19,7 +20,7 @@ export class KiwiPanelWidget extends ReactWidget {
     this.id = 'kiwi-panel';
     this.addClass('jp-Kiwi');
     this.title.icon = kiwiIcon;
-    this.title.caption = 'Kiwi: who has the GPU, and for how long';
+    this.title.caption = trans.__('Kiwi: who has the GPU, and for how long');
   }
 
   /** The span of the timeline until the user chooses another. */

@@ -36,8 +36,3 @@ export function formatClock(unix_s: number, seconds: boolean): string {
   const parts = [at.getHours(), at.getMinutes(), ...(seconds ? [at.getSeconds()] : [])];
   return parts.map(part => String(part).padStart(2, '0')).join(':');
 }
-
-/** `1 notebook`, `3 notebooks`. */
-export function counted(count: number, noun: string): string {
-  return `${count} ${noun}${count === 1 ? '' : 's'}`;
-}

@@ -5,6 +5,7 @@ import { Dialog, ICommandPalette, showDialog, showErrorMessage } from '@jupyterl
 
 import type { IPlace } from '../model/api';
 import { holds, placeOfKernel, queueEntry } from '../model/find';
+import { trans } from '../model/translation';
 
 import { StoryView } from './story';
 import { CommandIds, IKiwi } from './token';
@@ -22,36 +23,42 @@ export const commands: JupyterFrontEndPlugin<void> = {
     const front = () => placeOfKernel(store.state, store.currentKernel);
 
     app.commands.addCommand(CommandIds.release, {
-      label: 'Move This Notebook’s GPU Memory Out',
-      caption: 'Make room on the GPU: its memory goes to system RAM until its next cell needs it',
+      label: trans.__('Move This Notebook’s GPU Memory Out'),
+      caption: trans.__(
+        'Make room on the GPU: its memory goes to system RAM until its next cell needs it'
+      ),
       describedBy: NO_ARGS,
       isEnabled: () => {
         const place = front();
         return place !== null && canRelease(place);
       },
       execute: () =>
-        attempt('Kiwi could not move the memory out', front(), place => actions.release(place))
+        attempt(trans.__('Kiwi could not move the memory out'), front(), place =>
+          actions.release(place)
+        )
     });
 
     app.commands.addCommand(CommandIds.status, {
-      label: 'What Happened to This Notebook on the GPU',
-      caption: 'Show when it had the GPU, waited, and had its memory moved',
+      label: trans.__('What Happened to This Notebook on the GPU'),
+      caption: trans.__('Show when it had the GPU, waited, and had its memory moved'),
       describedBy: NO_ARGS,
       isEnabled: () => front() !== null,
       execute: () =>
-        attempt('Kiwi could not show what happened', front(), async place => {
+        attempt(trans.__('Kiwi could not show what happened'), front(), async place => {
           const read = () => rest.story(place.gpu.uuid, place.session.id);
           await showDialog({
-            title: `${place.session.name} on the GPU`,
+            title: trans.__('%1 on the GPU', place.session.name),
             body: new StoryView(store, read, await read()),
-            buttons: [Dialog.okButton({ label: 'Close' })]
+            buttons: [Dialog.okButton({ label: trans.__('Close') })]
           });
         })
     });
 
     app.commands.addCommand(CommandIds.toggleBringBack, {
-      label: 'Bring GPU Memory Back Ahead of Use',
-      caption: 'When you look at or type in a notebook whose memory is out and the GPU is idle',
+      label: trans.__('Bring GPU Memory Back Ahead of Use'),
+      caption: trans.__(
+        'When you look at or type in a notebook whose memory is out and the GPU is idle'
+      ),
       describedBy: NO_ARGS,
       isToggled: () => settings.get('bringBack'),
       execute: () => settings.set('bringBack', !settings.get('bringBack'))

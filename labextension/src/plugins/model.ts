@@ -4,12 +4,14 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { IConsoleTracker } from '@jupyterlab/console';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { KiwiActions } from '../model/actions';
 import { ownPlaces } from '../model/find';
 import { KiwiRest } from '../model/rest';
 import { KiwiStore } from '../model/store';
 import { Stream } from '../model/stream';
+import { setTranslator } from '../model/translation';
 import type { ISession } from '../model/types';
 
 import type { KernelTracker } from './documents';
@@ -25,13 +27,15 @@ export const model: JupyterFrontEndPlugin<IKiwi> = {
   description: 'Knows who has the GPU and who waits, live.',
   autoStart: true,
   provides: IKiwi,
-  optional: [INotebookTracker, IConsoleTracker, ISettingRegistry],
+  optional: [INotebookTracker, IConsoleTracker, ISettingRegistry, ITranslator],
   activate: (
     app: JupyterFrontEnd,
     notebooks: INotebookTracker | null,
     consoles: IConsoleTracker | null,
-    registry: ISettingRegistry | null
+    registry: ISettingRegistry | null,
+    translator: ITranslator | null
   ): IKiwi => {
+    setTranslator(translator ?? nullTranslator);
     const trackers = [notebooks, consoles].filter(each => each !== null) as KernelTracker[];
     const documents = new KiwiDocuments(app.shell, trackers);
     const settings = new KiwiSettings();

@@ -10,6 +10,7 @@ import {
 
 import type { IEndedWait } from '../model/waits';
 import { Waits } from '../model/waits';
+import { trans } from '../model/translation';
 import { formatDuration } from '../panel/words';
 
 import { CommandIds, IKiwi } from './token';
@@ -32,8 +33,10 @@ export const notifications: JupyterFrontEndPlugin<void> = {
     });
 
     app.commands.addCommand(CommandIds.toggleNotifications, {
-      label: 'Notify Me When a Long Wait for the GPU Ends',
-      caption: 'Show a notification of the browser when a notebook has waited long and has the GPU',
+      label: trans.__('Notify Me When a Long Wait for the GPU Ends'),
+      caption: trans.__(
+        'Show a notification of the browser when a notebook has waited long and has the GPU'
+      ),
       isToggled: () => settings.get('notify'),
       isEnabled: () => isSupported(),
       describedBy: { args: { type: 'object', properties: {} } },
@@ -76,8 +79,8 @@ function notify({ place, waited_s }: IEndedWait, kiwi: IKiwi): void {
     return;
   }
   const { session } = place;
-  const shown = new Notification(`${session.name} has the GPU`, {
-    body: `It waited ${formatDuration(waited_s)}.`,
+  const shown = new Notification(trans.__('%1 has the GPU', session.name), {
+    body: trans.__('It waited %1.', formatDuration(waited_s)),
     tag: `kiwi-${session.id}` // a newer notification takes its place
   });
   shown.onclick = () => {
@@ -95,8 +98,10 @@ async function mayNotify(): Promise<boolean> {
       : Notification.permission;
   if (permission === 'denied') {
     await showDialog({
-      title: 'Your browser blocks notifications from this page',
-      body: 'Allow them in the browser’s settings for this site (beside the address), then try again.',
+      title: trans.__('Your browser blocks notifications from this page'),
+      body: trans.__(
+        'Allow them in the browser’s settings for this site (beside the address), then try again.'
+      ),
       buttons: [Dialog.okButton()]
     });
   }
@@ -106,9 +111,9 @@ async function mayNotify(): Promise<boolean> {
 /** Shows a button for the permission, because a change in the settings editor is no user's gesture. */
 function offerToAsk(): void {
   if (isSupported() && Notification.permission === 'default') {
-    LabNotification.info('Kiwi may notify you only with your browser’s consent.', {
+    LabNotification.info(trans.__('Kiwi may notify you only with your browser’s consent.'), {
       autoClose: false,
-      actions: [{ label: 'Ask my browser', callback: () => void mayNotify() }]
+      actions: [{ label: trans.__('Ask my browser'), callback: () => void mayNotify() }]
     });
   }
 }

@@ -4,6 +4,7 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
 
+import { trans } from '../model/translation';
 import { kiwiIcon } from '../panel/icon';
 import { KiwiPanelWidget } from '../panel/widget';
 
@@ -32,8 +33,8 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
     restorer?.add(panel, PANEL_ID);
 
     app.commands.addCommand(CommandIds.openPanel, {
-      label: 'Show Who Has the GPU',
-      caption: 'Open the Kiwi sidebar: who has the GPU, who waits, and for how long',
+      label: trans.__('Show Who Has the GPU'),
+      caption: trans.__('Open the Kiwi sidebar: who has the GPU, who waits, and for how long'),
       icon: kiwiIcon,
       describedBy: { args: { type: 'object', properties: {} } },
       execute: () => {

@@ -8,6 +8,7 @@ import { Widget } from '@lumino/widgets';
 import type { IKiwiStore } from '../model/api';
 import type { IStatus } from '../model/status';
 import { statusOf } from '../model/status';
+import { trans } from '../model/translation';
 import { onTick } from '../panel/ticker';
 
 import { CommandIds, IKiwi } from './token';
@@ -84,7 +85,8 @@ export class StatusItem extends Widget {
       this._button.textContent = status.text;
       this._button.title = status.label;
       // The visible text comes first, so that users can speak it to the computer (WCAG 2.5.3).
-      this._button.setAttribute('aria-label', `${status.text}. ${status.label} Open Kiwi.`);
+      const label = trans.__('%1. %2 Open Kiwi.', status.text, status.label);
+      this._button.setAttribute('aria-label', label);
       this._button.dataset.tone = status.tone;
     }
     this._tick(status?.ticks ?? false);

@@ -6,6 +6,7 @@ import { Widget } from '@lumino/widgets';
 import type { IKiwiStore } from '../model/api';
 import type { IStoryLine } from '../model/types';
 import { statusOf } from '../model/status';
+import { trans } from '../model/translation';
 import { onTick } from '../panel/ticker';
 import { formatSoFar } from '../panel/words';
 
@@ -64,9 +65,11 @@ export class StoryView extends Widget {
   private _draw(): void {
     this._now.textContent = statusOf(this._store)?.label ?? '';
     const now = this._store.now();
-    const texts = this._lines.map(({ at, text }) => `${formatSoFar(now - at)} ago: ${text}`);
+    const texts = this._lines.map(({ at, text }) =>
+      trans.__('%1 ago: %2', formatSoFar(now - at), text)
+    );
     if (this._lines.length === 0) {
-      this._list.textContent = 'Nothing yet.';
+      this._list.textContent = trans.__('Nothing yet.');
       return;
     }
     this._list.replaceChildren(

@@ -5,11 +5,12 @@ import type { Title, Widget } from '@lumino/widgets';
 
 import { placeOfKernel, queueEntry } from '../model/find';
 import { ordinal } from '../model/format';
+import { trans } from '../model/translation';
 
 import { IKiwi } from './token';
 
 const MARK = 'jp-mod-kiwiWaiting';
-const BEGIN = '\nWaits for the GPU: ';
+const begin = () => `\n${trans.__('Waits for the GPU:')} `;
 
 export const tabs: JupyterFrontEndPlugin<void> = {
   id: 'kiwi-jupyter:tabs',
@@ -24,7 +25,9 @@ export const tabs: JupyterFrontEndPlugin<void> = {
         const place = background ? placeOfKernel(store.state, kernel) : null;
         const entry = place === null ? undefined : queueEntry(place);
         const label =
-          entry?.blocked === true ? 'held up' : `${ordinal(entry?.position ?? 0)} in line`;
+          entry?.blocked === true
+            ? trans.__('held up')
+            : trans.__('%1 in line', ordinal(entry?.position ?? 0));
         markTab(widget.title, entry === undefined ? null : label);
       }
     };
@@ -37,12 +40,12 @@ export const tabs: JupyterFrontEndPlugin<void> = {
 /** `label`: its place in the queue, in words; null: it does not wait, and the mark is removed. */
 export function markTab(title: Title<Widget>, label: string | null): void {
   const classes = title.className.split(/\s+/).filter(name => name !== '' && name !== MARK);
-  const caption = title.caption.split(BEGIN)[0] ?? '';
+  const caption = title.caption.split(begin())[0] ?? '';
   const { kiwi: _, ...dataset } = title.dataset;
   if (label === null) {
     change(title, classes, caption, dataset);
   } else {
-    change(title, [...classes, MARK], `${caption}${BEGIN}${label}`, {
+    change(title, [...classes, MARK], `${caption}${begin()}${label}`, {
       ...dataset,
       kiwi: 'waiting'
     });

@@ -1,4 +1,4 @@
-import { act, cleanup, fireEvent, render, screen, within } from '@testing-library/react';
+import { act, cleanup, fireEvent, render, within } from '@testing-library/react';
 import * as React from 'react';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
@@ -13,6 +13,9 @@ function actions(): { [Name in keyof IKiwiActions]: ReturnType<typeof vi.fn> } {
   const done = () => vi.fn(() => Promise.resolve());
   return { open: done(), set: done(), release: done(), leave: done(), retry: done() };
 }
+
+/** The library's own `screen` keeps the document of whichever file has imported it first. */
+const page = () => within(document.body);
 
 function hook(name: string): HTMLElement {
   const found = document.querySelector<HTMLElement>(`[data-kiwi="${name}"]`);
@@ -125,7 +128,7 @@ describe('the panel', () => {
     render(<KiwiPanel store={new StillStore(state([gpu({ sessions })]))} actions={does} />);
     fireEvent.click(within(hook('resting')).getByRole('button', { name: 'a.ipynb' }));
     expect(does.open).toHaveBeenCalledWith(sessions[0]);
-    expect(screen.queryByRole('button', { name: 'another user' })).toBeNull();
+    expect(page().queryByRole('button', { name: 'another user' })).toBeNull();
   });
 
   it('stops counting when the daemon is away or the stream is lost', () => {
@@ -172,9 +175,9 @@ describe('the panel', () => {
   it('remembers the zoom', () => {
     const store = new StillStore(waiting());
     const first = render(<KiwiPanel store={store} actions={actions()} />);
-    const pressed = () => screen.getByRole('button', { pressed: true }).textContent;
+    const pressed = () => page().getByRole('button', { pressed: true }).textContent;
     expect(pressed()).toBe('5 min');
-    fireEvent.click(screen.getByRole('button', { name: '30 min' }));
+    fireEvent.click(page().getByRole('button', { name: '30 min' }));
     first.unmount();
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(pressed()).toBe('30 min');
@@ -214,7 +217,11 @@ describe('the panel', () => {
     fireEvent.click(within(hook('my-wait')).getByRole('button', { name: /Leave the queue/ }));
     expect(does.leave).toHaveBeenCalledWith({ gpu: shown, session: sessions[0] });
     await settle();
-    expect(screen.getAllByRole('alert').map(each => each.textContent)).toContain('No such kernel.');
+    expect(
+      page()
+        .getAllByRole('alert')
+        .map(each => each.textContent)
+    ).toContain('No such kernel.');
   });
 });
 
@@ -225,7 +232,7 @@ describe('the queue', () => {
     render(<KiwiPanel store={store} actions={actions()} />);
     const places = [...hook('queue').querySelectorAll('.jp-Kiwi-place')];
     expect(places.map(each => each.textContent)).toEqual(['1', '2', '3', '4', '5', '7']);
-    expect(screen.getByText('3 more wait')).toBeTruthy();
+    expect(page().getByText('3 more wait')).toBeTruthy();
   });
 
   it('says once for each move whose memory moves', () => {
@@ -393,7 +400,7 @@ describe('settings', () => {
   it('are plain text for users who may not change them', () => {
     show(actions(), { may_set: false });
     expect([...hooks('tq'), ...hooks('policy')]).toHaveLength(0);
-    expect(screen.getByText(/Turns last 30 s.*whole turn/)).toBeTruthy();
+    expect(page().getByText(/Turns last 30 s.*whole turn/)).toBeTruthy();
   });
 });
 

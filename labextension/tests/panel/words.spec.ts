@@ -3,14 +3,14 @@ import { describe, expect, it } from 'vitest';
 import { formatLeft } from '../../src/model/format';
 import { announcement, moments } from '../../src/panel/announce';
 import {
-  MODES,
   modeOf,
+  modes,
   patchOf,
   policyOf,
   quantumError,
   settingsOf
 } from '../../src/panel/controls-model';
-import { counted, formatDuration, formatSpeed } from '../../src/panel/words';
+import { formatDuration, formatSpeed } from '../../src/panel/words';
 import { gpu, session, state, waits } from '../../stories/make';
 
 describe('words', () => {
@@ -41,10 +41,6 @@ describe('words', () => {
     expect(formatSpeed(4e7, 1)).toBe('0.04 GB/s');
     expect([formatSpeed(0, 2), formatSpeed(3e9, 0)]).toEqual(['', '']);
   });
-
-  it('use the plural for more than one', () => {
-    expect([counted(1, 'notebook'), counted(3, 'notebook')]).toEqual(['1 notebook', '3 notebooks']);
-  });
 });
 
 describe('settings', () => {
@@ -71,7 +67,7 @@ describe('settings', () => {
   });
 
   it('explain every mode', () => {
-    expect(new Set(MODES.map(mode => mode.explanation)).size).toBe(3);
+    expect(new Set(modes().map(mode => mode.explanation)).size).toBe(3);
     expect(modeOf('always').label).toBe('Always');
   });
 

@@ -29,7 +29,12 @@ sharing:
 VALUES: Final[dict[str, dict[str, Any]]] = {
     "as it is": IMAGE,
     "with everything": {
-        "image": {**IMAGE["image"], "tag": "7", "pullPolicy": "Always"},
+        "image": {
+            **IMAGE["image"],
+            "tag": "7",
+            "pullPolicy": "Always",
+            "digest": f"sha256:{7:064x}",
+        },
         "imagePullSecrets": [{"name": "ours"}],
         "daemon": {"options": ["--tq", "20", "--host-budget", "64GiB"]},
         "devicePlugin": {"resource": "example.org/gpu", "replicas": 4},

@@ -17,7 +17,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "kiwi.image" -}}
 {{- $repository := required "image.repository is not set. No registry has Kiwi's image: build it (packaging/kubernetes/Dockerfile), push it to a registry of yours, and name it." .Values.image.repository -}}
-{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- /* The name of the ConfigMap with the files for NVIDIA's device plugin; empty: there is none. */ -}}
