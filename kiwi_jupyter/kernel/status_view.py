@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
-from kiwi_core.wire.words import load_text, wait_text
+from kiwi_core.wire.words import keeps_text, load_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,6 +103,8 @@ class StatusView:
     def _others(self, status: GpuStatus) -> Rows:
         names = self._names(status)
         holders = [names.get(h, h) for h in status.holders]
+        kept = [s for s in status.sessions if s.keeps_s is not None]
+        holders += [f"{names[s.id]} {keeps_text(s.keeps_s or 0)}" for s in kept]
         rows = [("Has the GPU", ", ".join(holders) if holders else "nobody")]
         # (this notebook's own has a row of its own)
         others = (s for s in status.sessions if s.problem_text and s.id != self._mine)

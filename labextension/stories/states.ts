@@ -23,6 +23,13 @@ const TURNS = scheduler({
   floor_s: 9.2
 });
 
+/** A place is kept for a user who may be back soon, while a training waits. */
+function placeKept(): IGpu {
+  const explore = session('explore', { resident_bytes: 40 * GIB, keeps_until: NOW + 11.4 });
+  const train = session('train', { state: 'suspended', paged_out_bytes: 46 * GIB });
+  return gpu({ sessions: [explore, train], queue: [waits('train', 1, 62)], gauges: QUIET });
+}
+
 /** The timeline of the design: A is granted, B waits, A is suspended, B runs and finishes early,
  * A goes on, then both run unhindered. */
 function twoInTurns(shift = 0): { a: string; b: string; history: IHistory[] } {
@@ -292,6 +299,7 @@ const problem = (code: string, message: string, remedy: string) =>
 
 export const STORIES: Readonly<Record<string, IStory>> = {
   idle: { state: state([idle()]) },
+  'place-kept': { state: state([placeKept()]), currentKernel: 'kernel-train' },
   'two-waiting': { state: state([waiting()]), currentKernel: 'kernel-explore' },
   'mid-swap': { state: state([midSwap()]), currentKernel: 'kernel-explore' },
   yours: { state: state([yours()]), currentKernel: 'kernel-train' },

@@ -16,7 +16,7 @@ from kiwi_core.cli.status_text import gpu_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.states import AntiThrash
 from kiwi_core.wire.status import GpuStatus, MemoryStatus, OutsideProgram, SchedulerStatus
-from kiwi_core.wire.words import load_text, outside_text, turn_text, wait_text
+from kiwi_core.wire.words import keeps_text, load_text, outside_text, turn_text, wait_text
 from kiwi_jupyter.kernel.status_view import StatusView
 
 TABLE = Path(__file__).parents[1] / "support" / "surface_words.json"
@@ -62,6 +62,12 @@ def test_every_surface_says_the_same(case: dict[str, Any]) -> None:
     for id_, text in case["turns"].items():
         said = f"{id_}.ipynb (ada)" + (f", {text}" if text else "")
         assert any(line.endswith(said) for line in lines)
+    keeps = case.get("keeps", {})
+    kept = {s.id: keeps_text(s.keeps_s) for s in gpu.sessions if s.keeps_s is not None}
+    assert kept == keeps
+    for id_, text in keeps.items():
+        assert any(line.endswith(f"{id_}.ipynb (ada) {text}") for line in lines)
+        assert rows["Has the GPU"] == f"{id_}.ipynb {text}"
     for id_, text in case["waits"].items():
         assert any(f"{id_}.ipynb (ada): {text or 'nobody can tell'} (has" in line for line in lines)
         own = dict(StatusView(gpu, mine=id_, problem="", enabled=True).rows())

@@ -42,6 +42,15 @@ export function turnText(gpu: IGpu, holder: ISession, now: number): string {
     : trans.__('its turn is over');
 }
 
+/** Says that a session keeps its place from a waiter, and for how long at most; '' if it does not. */
+export function keepsText(session: ISession, now: number): string {
+  if (session.keeps_until === null) {
+    return '';
+  }
+  const left = formatLeft(Math.max(1, session.keeps_until - now));
+  return trans.__('keeps the GPU for up to %1 in case its next cell comes', left);
+}
+
 /** One figure of the load; `share` of the maximum, where that is known. */
 export interface ILoad {
   readonly text: string;

@@ -73,6 +73,13 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
       'wrong'
     );
   }
+  if (session.keeps_until !== null) {
+    return makeStatus(
+      trans.__('free'),
+      trans.__('The place of %1 is kept for a while: a cell starts at once.', session.name),
+      'free'
+    );
+  }
   const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
   switch (session.state) {
     case 'paged-out':

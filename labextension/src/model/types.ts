@@ -175,6 +175,11 @@ export interface ISession {
   readonly ends_in_s: number | null;
   readonly path: string | null;
   readonly turn_ends_at: number | null;
+  /** At most how much longer it keeps its place, as of the last status; null: see `keeps_until`. */
+  readonly keeps_s: number | null;
+  /** By when its memory goes out for the first in line unless its next cell comes before; null:
+   * its place is not kept, or nobody needs it. */
+  readonly keeps_until: number | null;
 }
 
 export const SESSION_DEFAULTS = {
@@ -196,7 +201,9 @@ export const SESSION_DEFAULTS = {
   ram_bytes: null,
   ends_in_s: null,
   path: null,
-  turn_ends_at: null
+  turn_ends_at: null,
+  keeps_s: null,
+  keeps_until: null
 } as const;
 
 /** A move of memory that ended. `ago_s` is its age; `direction` is "out" or "in". */

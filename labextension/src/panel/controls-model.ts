@@ -54,7 +54,7 @@ function policies(): readonly IChoice[] {
       value: 'interactive',
       label: trans.__('Short cells first'),
       explanation: trans.__(
-        'Short cells hardly wait: long ones make way for them, and wait longer at a stretch.'
+        'Short cells go first: long ones make way for them, and wait longer at a stretch.'
       )
     },
     {

@@ -141,6 +141,11 @@ function holding(session: ISession): IMyWait {
 // --- resting ------------------------------------------------------------------------------------
 
 function resting(gpu: IGpu, session: ISession): IMyWait {
+  if (session.keeps_until !== null) {
+    return makeWait('free', session, trans.__('Free'), [
+      trans.__('A cell starts at once: its place is kept for a while, though another one waits.')
+    ]);
+  }
   const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
   switch (session.state) {
     case 'paged-out':

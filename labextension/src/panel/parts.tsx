@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
-import { turnText, waitText } from '../model/phrases';
+import { keepsText, turnText, waitText } from '../model/phrases';
 import type { IGpu, IWaiter, ISession } from '../model/types';
 import { trans } from '../model/translation';
 
@@ -82,6 +82,12 @@ export function Countdown(props: {
 export function Turn(props: { store: IKiwiStore; gpu: IGpu; holder: ISession }) {
   const { store, gpu, holder } = props;
   return <>{useTicking(() => turnText(gpu, holder, store.now()))}</>;
+}
+
+/** For how long a session keeps its place in the GPU in case its next cell comes. */
+export function Keeps(props: { store: IKiwiStore; session: ISession }) {
+  const { store, session } = props;
+  return <>{useTicking(() => keepsText(session, store.now()))}</>;
 }
 
 /** Gives up the place in the queue of one of the reader's waiting cells. */

@@ -8,7 +8,7 @@ import { formatBytes } from '../model/format';
 import { trans } from '../model/translation';
 
 import { usePending } from './hooks';
-import { Countdown, LeaveQueue, SessionName, Turn, Yours, useRoving } from './parts';
+import { Countdown, Keeps, LeaveQueue, SessionName, Turn, Yours, useRoving } from './parts';
 import type { IPart } from './parts';
 import { movingFirst } from './mywait-model';
 import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
@@ -17,14 +17,16 @@ import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
  * the place in the queue, because the figure is above. */
 export function Holders(props: IPart) {
   const { store, actions, gpu, live } = props;
-  if (gpu.holders.length === 0) {
+  const kept = gpu.sessions.filter(session => session.keeps_until !== null);
+  const shown = [...gpu.holders, ...kept.map(session => session.id)];
+  if (shown.length === 0) {
     return null;
   }
   return (
     <section className="jp-Kiwi-part jp-mod-line">
       <h3>{trans.__('Has the GPU')}</h3>
       <ul className="jp-Kiwi-people">
-        {gpu.holders.map(id => {
+        {shown.map(id => {
           const session = sessionOf(gpu, id);
           const isSubject = isSubjectOf(gpu, store.currentKernel, session);
           return (
@@ -40,9 +42,17 @@ export function Holders(props: IPart) {
                 <span className="jp-Kiwi-amount">
                   {isSubject
                     ? subjectMark()
-                    : live && session && <Turn store={store} gpu={gpu} holder={session} />}
+                    : live &&
+                      session?.keeps_until === null && (
+                        <Turn store={store} gpu={gpu} holder={session} />
+                      )}
                 </span>
               </div>
+              {live && session !== undefined && session.keeps_until !== null && (
+                <span className="jp-Kiwi-note" data-kiwi="keeps">
+                  <Keeps store={store} session={session} />
+                </span>
+              )}
               {!isSubject && <Marks session={session} />}
             </li>
           );

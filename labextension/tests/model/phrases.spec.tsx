@@ -6,7 +6,7 @@ import { afterEach, describe, expect, it } from 'vitest';
 
 import { ownPlacesOn, subjectOf } from '../../src/model/find';
 import { statusOf } from '../../src/model/status';
-import { loads, turnText, waitText } from '../../src/model/phrases';
+import { loads, keepsText, turnText, waitText } from '../../src/model/phrases';
 import type { IGauges, IGpu, IWaiter, ISession } from '../../src/model/types';
 import { KiwiPanel } from '../../src/panel/index';
 import { NOW, gpu, session, state, waits } from '../../stories/make';
@@ -26,6 +26,7 @@ interface ICase {
   readonly load?: string;
   readonly sessions: Readonly<Record<string, Partial<ISession>>>;
   readonly turns: Readonly<Record<string, string>>;
+  readonly keeps?: Readonly<Record<string, string>>;
   readonly waits: Readonly<Record<string, string>>;
   /** By the notebook in front ('': none): the status bar's text, then the sidebar's. */
   readonly places: Readonly<Record<string, readonly [string, ...string[]]>>;
@@ -48,7 +49,11 @@ function gpuOf({ gpu: { holders, serialised, queue, gauges }, sessions }: ICase)
       expected_high_at: after(fields.expected_high_s)
     })),
     sessions: Object.entries(sessions).map(([id, fields]) =>
-      session(id, { ...fields, turn_ends_at: after(fields.time_left_s) })
+      session(id, {
+        ...fields,
+        turn_ends_at: after(fields.time_left_s),
+        keeps_until: after(fields.keeps_s)
+      })
     )
   });
 }
@@ -64,6 +69,10 @@ describe('the texts of every surface', () => {
     expect(load.join(', ')).toBe(one.load ?? '');
     for (const [id, words] of Object.entries(one.turns)) {
       expect(turnText(shared, byId.get(id) ?? session(id), NOW)).toBe(words);
+    }
+    const kept = Object.entries(one.keeps ?? {});
+    for (const [id, words] of kept) {
+      expect(keepsText(byId.get(id) ?? session(id), NOW)).toBe(words);
     }
     for (const entry of shared.queue) {
       expect(waitText(store, entry)).toBe(one.waits[entry.session]);
@@ -81,11 +90,12 @@ describe('the texts of every surface', () => {
       // The line omits the large notebook's figure, which is above it.
       const subject = subjectOf(ownPlacesOn(shared), kernel)?.session.id;
       const figure = (id: string, words: string) => (id === subject ? 'this one' : words);
-      expect(texts('holder')).toEqual(
-        shared.holders.map(id =>
+      expect(texts('holder')).toEqual([
+        ...shared.holders.map(id =>
           expect.stringContaining(`${id}.ipynb${figure(id, one.turns[id] ?? '?')}`)
-        )
-      );
+        ),
+        ...kept.map(([, words]) => expect.stringContaining(words))
+      ]);
       const short = (text = '?') => (text || 'nobody can tell').replace(/^about /, '≈ ');
       expect(texts('queue-entry')).toEqual(
         shared.queue.map(({ session: id }) =>
