@@ -193,9 +193,7 @@ hooks: $(READY)  ## run lint and types before each commit (git hook)
 lock: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## write requirements/ from what is installed (after the tests passed)
 	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin; do \
-	  { echo "# The versions that the tests passed with; written by: make lock"; \
-	    $(BIN)/python -m pip --python "$${pair#*:}/python" freeze --exclude-editable --exclude pip; \
-	  } > "requirements/$${pair%%:*}-py$$version.txt"; \
+	  $(BIN)/python .ci/lock.py "$${pair#*:}/python" "requirements/$${pair%%:*}-py$$version.txt"; \
 	done
 
 clean:  ## remove environments, caches and build results
