@@ -24,6 +24,10 @@ DEFAULT := not gpu and not slow and not wheels
 QUICK_MARKS := $(DEFAULT) and not thorough
 QUICK := -m '$(QUICK_MARKS)'
 THOROUGH := -m '$(DEFAULT) and thorough'
+# An environment that grows: Kiwi alone, with JupyterLab, with all that the tests use. Whoever asks for
+# the last gets all at once.
+KIWI_READY := .venv/.kiwi-installed
+JUPYTERLAB_READY := .venv/.kiwi-jupyterlab
 READY := .venv/.kiwi-ready
 COMPILED := .venv/.kiwi-compiled
 OLD_READY := $(OLD)/.kiwi-ready
@@ -170,7 +174,7 @@ fuzz: $(READY)  ## fuzz the daemon's side of the wire for MINUTES=60, guided by 
 	  -artifact_prefix=.fuzz/ -print_final_stats=1 -max_total_time=$$(( $(or $(MINUTES),60) * 60 ))
 	@$(BIN)/python tests/wire/fuzz_wire.py -merge=1 tests/wire/corpus .fuzz
 
-demo: $(LAB_READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
+demo: $(if $(HEADLESS),$(KIWI_READY),$(LAB_READY))  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
 
 bench: $(LAB_READY)  ## measure what runs on this machine (benchmarks/; some need Chromium)
@@ -201,9 +205,20 @@ clean:  ## remove environments, caches and build results
 	@rm -rf $(LAB)/node_modules $(LAB)/lib $(LAB)/*.tsbuildinfo kiwi_jupyter/labextension
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
-	@$(STEP) --alive environment .ci/venv .venv dev --group dev
+KIWI_NEEDS := pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
+
+# The labextension is made by a step of its own ($(LAB_READY)), which the headless demo needs as little as JupyterLab.
+$(KIWI_READY): $(KIWI_NEEDS)
+	@KIWI_SKIP_LABEXTENSION=1 KIWI_PIP_LIGHT=1 $(STEP) --alive kiwi .ci/venv .venv dev
 	@touch $@
+
+$(JUPYTERLAB_READY): $(KIWI_NEEDS)
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive jupyterlab .ci/venv .venv dev --group demo
+	@touch $(KIWI_READY) $@
+
+$(READY): $(KIWI_NEEDS)
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment .ci/venv .venv dev --group dev
+	@touch $(KIWI_READY) $(JUPYTERLAB_READY) $@
 
 # Before the tests: the first kernel would start it in the background otherwise, where a busy machine takes a minute.
 # The tests' own byte code, too: each of the processes that share a suite would make all of it. If that fails, the
@@ -226,14 +241,13 @@ $(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt)
 	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients .ci/venv $(CLIENTS) clients --group clients
 	@touch $@
 
-# The package's build has done this already, unless the lock has changed since.
+# The build of the labextension has done this already, unless the lock has changed since.
 $(NODE_READY): $(LAB)/package-lock.json | $(READY)
 	@$(STEP) --alive node-modules $(NPM) ci --prefer-offline --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-# An editable install has copied the labextension as it was then; a link would be followed, and what
-# it leads to deleted, when pip uninstalls.
-$(LAB_READY): $(LAB_SOURCES) $(READY)
+# A copy: a link would be followed, and what it leads to deleted, when pip uninstalls.
+$(LAB_READY): $(LAB_SOURCES) $(JUPYTERLAB_READY)
 	@$(STEP) --alive labextension .ci/node .venv $(BIN)/python packaging/labextension_build.py
 	@rm -rf $(LAB_INSTALLED) && mkdir -p $(LAB_INSTALLED)
 	@cp -r kiwi_jupyter/labextension/. $(LAB)/install.json $(LAB_INSTALLED)/

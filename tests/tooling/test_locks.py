@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -27,15 +26,6 @@ def writer() -> ModuleType:
 def test_a_lock_holds_for_the_first_patch_release_of_its_python(lock: Path) -> None:
     """Debian 12 has Python 3.11.2. A package that needs 3.11.5 ends the installation there."""
     assert writer().too_new(lock.stem.rpartition("-py")[2], lock.read_text()) == []
-
-
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
-def test_a_lock_says_which_python_each_package_needs(lock: Path) -> None:
-    lines = lock.read_text().splitlines()[1:]
-    assert len(lines) > 10
-    assert all(re.fullmatch(r"\S+==\S+(  # Python \S+)?", line) for line in lines)
-    # A package of any age may have no figure, but few do.
-    assert sum("# Python" in line for line in lines) > 0.8 * len(lines)
 
 
 def test_the_figures_are_those_of_the_packages() -> None:

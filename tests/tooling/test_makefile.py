@@ -55,6 +55,8 @@ def stages(name: str = "STAGES") -> list[str]:
 def commands_of_test() -> str:
     # -n prints and runs nothing; pretend that the environments are there and up to date.
     ready = [
+        ".venv/.kiwi-installed",
+        ".venv/.kiwi-jupyterlab",
         ".venv/.kiwi-ready",
         ".venvs/old/.kiwi-ready",
         ".venvs/clients/.kiwi-ready",
