@@ -1,6 +1,6 @@
 # Everything a developer or CI does, by name. `make` alone lists it.
-# Needs: Linux, bash, git, make, Python >= 3.10 with venv; for ui-tests Chromium. Everything else comes
-# from the package indexes into .venv, .venvs/ and labextension/node_modules.
+# Needs: Linux, bash, git, make, Python >= 3.10 with venv. Everything else comes from the package indexes
+# into .venv, .venvs/, .browser and labextension/node_modules.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -46,7 +46,7 @@ unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 # Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
+.PHONY: help setup browser lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -56,6 +56,11 @@ help:  ## list what can be made
 
 # What stages share is made here: a stage that has to wait for it would begin after all others.
 setup: $(READY) $(OLD_READY) $(CLIENTS_READY) $(LAB_READY) $(COMPILED)  ## make the virtual environments (.venv, .venvs/old, .venvs/clients), build the labextension and the C libraries
+	@# Told at the start. The tests that need one fail, and no others.
+	@$(STEP) browser .ci/browser >&2 || true
+
+browser:  ## a Chromium for the browser tests: the machine's own, one from apt, or unpacked into .browser without root
+	@$(STEP) browser .ci/browser
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
@@ -93,7 +98,7 @@ ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeSc
 	@$(STEP) ts-types $(NPM) run types
 	@$(STEP) ts-tests $(NPM) run test
 
-panel-pictures: $(NODE_READY)  ## photograph every state of the sidebar, in each theme and width (build/panel)
+panel-pictures: $(NODE_READY) browser  ## photograph every state of the sidebar, in each theme and width (build/panel)
 	@PYTHONPATH=tests/support $(STEP) --alive panel-pictures $(BIN)/python tests/ui/stories.py build/panel
 
 .PHONY: fast-tests
@@ -132,7 +137,7 @@ e2e-tests: $(READY) | $(COMPILED)  ## real kernels and daemons on the emulated d
 blackbox-tests: $(READY) | $(COMPILED)  ## the installed command, real kernels and servers: whom anybody could kill or ask
 	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
-ui-tests: $(LAB_READY) | $(COMPILED)  ## JupyterLab and Notebook in a real browser (needs Chromium)
+ui-tests: $(LAB_READY) browser | $(COMPILED)  ## JupyterLab and Notebook in a real browser
 	@$(STEP) ui-tests $(PYTEST) $(QUICK) tests/ui
 
 .PHONY: thorough-tests thorough-blackbox thorough-ui
@@ -142,7 +147,7 @@ thorough-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)
 thorough-blackbox: $(READY) | $(COMPILED)
 	@$(STEP) thorough-blackbox $(PYTEST) $(THOROUGH) -n 2 --dist loadscope tests/blackbox
 
-thorough-ui: $(LAB_READY) | $(COMPILED)
+thorough-ui: $(LAB_READY) browser | $(COMPILED)
 	@$(STEP) thorough-ui $(PYTEST) $(THOROUGH) tests/ui
 
 blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
@@ -154,7 +159,7 @@ profiles: $(READY)  ## pager, daemon and e2e-tests on each named emulated driver
 	  KIWI_EMULATOR_DRIVER=$$driver $(STEP) "driver-$$driver" $(PYTEST) -n 2 tests/pager tests/daemon tests/e2e; done
 
 # Its report is in test-artifacts/ui/crowded-surfaces.txt.
-truth: $(LAB_READY)  ## a crowded GPU for MINUTES=30, every surface compared at random moments (needs Chromium)
+truth: $(LAB_READY) browser  ## a crowded GPU for MINUTES=30, every surface compared at random moments
 	@KIWI_TRUTH_MINUTES=$(or $(MINUTES),30) $(STEP) truth $(PYTEST) tests/ui/test_crowded_surfaces.py
 
 mutations: $(READY)  ## break Kiwi in thirty places, one after another: does make test notice each?
@@ -177,7 +182,7 @@ fuzz: $(READY)  ## fuzz the daemon's side of the wire for MINUTES=60, guided by 
 demo: $(if $(HEADLESS),$(KIWI_READY),$(LAB_READY))  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
 
-bench: $(LAB_READY)  ## measure what runs on this machine (benchmarks/; some need Chromium)
+bench: $(LAB_READY) browser  ## measure what runs on this machine (benchmarks/)
 	@for file in benchmarks/bench_*.py; do $(STEP) "$$(basename "$$file" .py)" $(BIN)/python "$$file"; done
 
 wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pager's library in it
@@ -201,7 +206,7 @@ lock: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## write requirements/ from what i
 	done
 
 clean:  ## remove environments, caches and build results
-	@rm -rf .venv .venvs .make .fuzz build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
+	@rm -rf .venv .venvs .browser .make .fuzz build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
 	@rm -rf $(LAB)/node_modules $(LAB)/lib $(LAB)/*.tsbuildinfo kiwi_jupyter/labextension
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

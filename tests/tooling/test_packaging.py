@@ -43,7 +43,8 @@ def test_locks_name_exact_versions_only() -> None:
         lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
         assert len(lines) > (10 if lock.name.startswith("clients") else 30)
         for line in lines:
-            assert re.fullmatch(r"[\w.-]+==[\w.!+-]+(  # Python \S+)?", line), f"{lock.name}: {line}"
+            good = re.fullmatch(r"[\w.-]+==[\w.!+-]+(  # Python \S+)?", line)
+            assert good, f"{lock.name}: {line}"
 
 
 def test_old_lock_is_old() -> None:
