@@ -17,7 +17,7 @@ STEP := .ci/step
 # The longest first: two are made at a time, and neither of the two is to end long before the other.
 STAGES := unit-tests ui-tests blackbox-tests e2e-tests core-tests server-tests kernel-tests ts core-seeds docs \
           types imports lint
-THOROUGH_STAGES := thorough-tests thorough-ui thorough-blackbox kernel-tests-old
+THOROUGH_STAGES := thorough-tests thorough-ui thorough-blackbox floor kernel-tests-old pythons environments-three
 PYTEST := $(BIN)/python -m pytest -q
 # tests/thorough.txt names the tests that only `make test-all` runs.
 DEFAULT := not gpu and not slow and not wheels
@@ -46,7 +46,7 @@ unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 # Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup browser lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
+.PHONY: help setup browser floor pythons environments lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -67,7 +67,7 @@ lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and
 test:  ## set up everything, run every kind of test
 	@MAKE='$(MAKE)' .ci/stages $(STAGES)
 
-test-all:  ## the tests that `make test` leaves out: more combinations, seeds and the oldest versions
+test-all:  ## the tests that `make test` leaves out: more combinations and seeds, the oldest versions, other Pythons
 	@MAKE='$(MAKE)' .ci/stages $(THOROUGH_STAGES)
 
 fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
@@ -128,12 +128,30 @@ kernel-tests: $(READY) | $(COMPILED)  ## the notebook side, on current ipykernel
 
 kernel-tests-old: $(OLD_READY) | $(COMPILED)  ## the same on the oldest ipykernel and IPython supported
 	@KIWI_TEST_KERNEL_PYTHON=$(abspath $(OLD)/bin/python) \
-	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest -q -p no:cacheprovider tests/kernel
+	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest $(QUICK) -q -n 3 -p no:cacheprovider tests/kernel
 
 e2e-tests: $(READY) | $(COMPILED)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests/e2e
 
 # Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
+# What calls the driver, on the oldest Python and the lowest versions of what Kiwi depends on.
+floor: $(OLD_READY) | $(COMPILED)  ## movers, pager, conformance, bench and demo with the oldest versions supported
+	@$(STEP) floor-tests $(OLD)/bin/python -m pytest -q $(QUICK) -n 3 --dist loadscope tests/movers tests/pager/test_emulated.py tests/conformance \
+	  tests/gpu/test_bindings.py tests/wire
+	@$(STEP) floor-bench $(OLD)/bin/kiwi bench --emulate 1x256MiB
+	@$(STEP) floor-demo $(OLD)/bin/kiwi demo --headless --emulate
+
+pythons: $(READY) $(OLD_READY) | $(COMPILED)  ## every other Python that this machine has: doctor, kernel tests, the headless demo
+	@$(STEP) --alive pythons .ci/each-python
+
+ENVIRONMENTS := $(BIN)/python packaging/environments.py
+environments: $(READY)  ## do packages that people have (packaging/environments.txt) keep their versions beside Kiwi? asks the index for minutes
+	@$(STEP) --alive environments $(ENVIRONMENTS) --result packaging/environments.json
+
+.PHONY: environments-three
+environments-three: $(READY)
+	@$(STEP) --alive environments $(ENVIRONMENTS) --first 3
+
 blackbox-tests: $(READY) | $(COMPILED)  ## the installed command, real kernels and servers: whom anybody could kill or ask
 	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
@@ -200,9 +218,8 @@ hooks: $(READY)  ## run lint and types before each commit (git hook)
 	@$(BIN)/pre-commit install
 
 lock: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## write requirements/ from what is installed (after the tests passed)
-	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin; do \
-	  $(BIN)/python .ci/lock.py "$${pair#*:}/python" "requirements/$${pair%%:*}-py$$version.txt"; \
+	@for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin; do \
+	  $(BIN)/python .ci/lock.py "$${pair#*:}/python" "$${pair%%:*}"; \
 	done
 
 clean:  ## remove environments, caches and build results
@@ -236,9 +253,11 @@ $(COMPILED): $(wildcard kiwi_core/preload/src/* kiwi_core/emulator/src/*) | $(RE
 
 # One environment at a time: pip is the same process-hungry thing twice otherwise. It is for kernels
 # only: no labextension.
+# The lowest version that pyproject.toml allows of each package that Kiwi depends on, on the oldest Python here.
+LOWEST = $$(sed -n '/^dependencies = \[/,/^\]/s/^  "\([a-z-]*\)>=\([0-9.]*\).*/\1==\2.*/p' pyproject.toml)
 $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
-	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment-old \
-	  .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
+	@PYTHON=$$(.ci/pythons | sed -n '1s/^[^ ]* //p'); export PYTHON="$${PYTHON:-python3}" KIWI_SKIP_LABEXTENSION=1; \
+	$(STEP) --alive environment-old .ci/venv $(OLD) old --group kernel-test 'cuda-core<2' $(LOWEST)
 	@touch $@
 
 # Programs of users and what they import, without Kiwi.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""lock PYTHON FILE: write what the environment of PYTHON holds to FILE, as a pip constraints file.
+"""lock PYTHON NAME: write what the environment of PYTHON holds to requirements/NAME-pyX.Y.txt, as
+constraints for pip.
 
 Beside each version stands the Python that the package asks for, so that a test can read there
 that the lock holds for its whole minor version: a distribution's Python is often one of the first
@@ -25,6 +26,8 @@ _LINE = re.compile(r"^(\S+)==(\S+?)(?:  # Python (\S+))?$", re.MULTILINE)
 _READ = """
 import json
 from importlib import metadata
+import sys
+print("%d.%d" % sys.version_info[:2])
 print(json.dumps([
     (one.name, one.version, (one.metadata.get("Requires-Python") or "").replace(" ", ""))
     for one in metadata.distributions()
@@ -42,20 +45,21 @@ def too_new(minor: str, text: str) -> list[str]:
     ]
 
 
-def main(python: str, file: str) -> int:
+def main(python: str, name: str) -> int:
     done = subprocess.run([python, "-c", _READ], stdout=subprocess.PIPE, text=True, check=True)
-    lock = Path(file)
+    minor, _, packages = done.stdout.partition("\n")
+    lock = Path(f"requirements/{name}-py{minor}.txt")
     lines = [
         f"{name}=={version}" + f"  # Python {wanted}" * bool(wanted)
-        for name, version, wanted in sorted(json.loads(done.stdout), key=lambda one: one[0].lower())
+        for name, version, wanted in sorted(json.loads(packages), key=lambda one: one[0].lower())
         if name not in _TOOLS
     ]
     text = HEAD + "\n".join(lines) + "\n"
-    refused = too_new(lock.stem.rpartition("-py")[2], text)
+    refused = too_new(minor, text)
     for one in refused:
         name, version, *_ = one.split()
         print(
-            f"kiwi: {one}: {file} would not hold for the first releases of this Python,"
+            f"kiwi: {one}: {lock} would not hold for the first releases of this Python,"
             f" and is left as it was.\n      Install an older one, then run make lock again:\n"
             f"      {sys.executable} -m pip --python {python} install '{name}<{version}'",
             file=sys.stderr,
