@@ -1,6 +1,6 @@
 # Everything a developer or CI does, by name. `make` alone lists it.
-# Needs: Linux, bash, git, make, Python >= 3.10 with venv; for ui-tests Chromium. Everything else comes
-# from the package indexes into .venv, .venvs/ and labextension/node_modules.
+# Needs: Linux, bash, git, make, Python >= 3.10 with venv. Everything else comes from the package indexes
+# into .venv, .venvs/, .browser and labextension/node_modules.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,13 +18,17 @@ STEP := .ci/step
 # The longest first: two are made at a time, and neither of the two is to end long before the other.
 STAGES := unit-tests ui-tests blackbox-tests e2e-tests core-tests server-tests kernel-tests ts core-seeds docs \
           types imports lint
-THOROUGH_STAGES := thorough-tests thorough-ui thorough-blackbox kernel-tests-old
+THOROUGH_STAGES := thorough-tests thorough-ui thorough-blackbox floor kernel-tests-old pythons environments-three
 PYTEST := $(BIN)/python -m pytest -q
 # tests/thorough.txt names the tests that only `make test-all` runs.
 DEFAULT := not gpu and not slow and not wheels
 QUICK_MARKS := $(DEFAULT) and not thorough
 QUICK := -m '$(QUICK_MARKS)'
 THOROUGH := -m '$(DEFAULT) and thorough'
+# An environment that grows: Kiwi alone, with JupyterLab, with all that the tests use. Whoever asks for
+# the last gets all at once.
+KIWI_READY := .venv/.kiwi-installed
+JUPYTERLAB_READY := .venv/.kiwi-jupyterlab
 READY := .venv/.kiwi-ready
 COMPILED := .venv/.kiwi-compiled
 OLD_READY := $(OLD)/.kiwi-ready
@@ -45,7 +49,7 @@ unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 # Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
+.PHONY: help setup browser floor pythons environments lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -55,13 +59,18 @@ help:  ## list what can be made
 
 # What stages share is made here: a stage that has to wait for it would begin after all others.
 setup: $(READY) $(OLD_READY) $(CLIENTS_READY) $(LAB_READY) $(COMPILED)  ## make the virtual environments (.venv, .venvs/old, .venvs/clients), build the labextension and the C libraries
+	@# Told at the start. The tests that need one fail, and no others.
+	@$(STEP) browser .ci/browser >&2 || true
+
+browser:  ## a Chromium for the browser tests: the machine's own, one from apt, or unpacked into .browser without root
+	@$(STEP) browser .ci/browser
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
 test:  ## set up everything, run every kind of test
 	@MAKE='$(MAKE)' .ci/stages $(STAGES)
 
-test-all:  ## the tests that `make test` leaves out: more combinations, seeds and the oldest versions
+test-all:  ## the tests that `make test` leaves out: more combinations and seeds, the oldest versions, other Pythons
 	@MAKE='$(MAKE)' .ci/stages $(THOROUGH_STAGES)
 
 fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
@@ -96,7 +105,7 @@ ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeSc
 catalogue: $(NODE_READY)  ## write the template for translators (labextension/locale) from the sources
 	@$(NPM) run catalogue
 
-panel-pictures: $(NODE_READY)  ## photograph every state of the sidebar, in each theme and width (build/panel)
+panel-pictures: $(NODE_READY) browser  ## photograph every state of the sidebar, in each theme and width (build/panel)
 	@PYTHONPATH=tests/support $(STEP) --alive panel-pictures $(BIN)/python tests/ui/stories.py build/panel
 
 .PHONY: fast-tests
@@ -126,16 +135,34 @@ kernel-tests: $(READY) | $(COMPILED)  ## the notebook side, on current ipykernel
 
 kernel-tests-old: $(OLD_READY) | $(COMPILED)  ## the same on the oldest ipykernel and IPython supported
 	@KIWI_TEST_KERNEL_PYTHON=$(abspath $(OLD)/bin/python) \
-	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest -q -p no:cacheprovider tests/kernel
+	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest $(QUICK) -q -n 3 -p no:cacheprovider tests/kernel
 
 e2e-tests: $(READY) | $(COMPILED)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests/e2e
 
 # Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
+# What calls the driver, on the oldest Python and the lowest versions of what Kiwi depends on.
+floor: $(OLD_READY) | $(COMPILED)  ## movers, pager, conformance, bench and demo with the oldest versions supported
+	@$(STEP) floor-tests $(OLD)/bin/python -m pytest -q $(QUICK) -n 3 --dist loadscope tests/movers tests/pager/test_emulated.py tests/conformance \
+	  tests/gpu/test_bindings.py tests/wire
+	@$(STEP) floor-bench $(OLD)/bin/kiwi bench --emulate 1x256MiB
+	@$(STEP) floor-demo $(OLD)/bin/kiwi demo --headless --emulate
+
+pythons: $(READY) $(OLD_READY) | $(COMPILED)  ## every other Python that this machine has: doctor, kernel tests, the headless demo
+	@$(STEP) --alive pythons .ci/each-python
+
+ENVIRONMENTS := $(BIN)/python packaging/environments.py
+environments: $(READY)  ## do packages that people have (packaging/environments.txt) keep their versions beside Kiwi? asks the index for minutes
+	@$(STEP) --alive environments $(ENVIRONMENTS) --result packaging/environments.json
+
+.PHONY: environments-three
+environments-three: $(READY)
+	@$(STEP) --alive environments $(ENVIRONMENTS) --first 3
+
 blackbox-tests: $(READY) | $(COMPILED)  ## the installed command, real kernels and servers: whom anybody could kill or ask
 	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
-ui-tests: $(LAB_READY) | $(COMPILED)  ## JupyterLab and Notebook in a real browser (needs Chromium)
+ui-tests: $(LAB_READY) browser | $(COMPILED)  ## JupyterLab and Notebook in a real browser
 	@$(STEP) ui-tests $(PYTEST) $(QUICK) tests/ui
 
 .PHONY: thorough-tests thorough-blackbox thorough-ui
@@ -145,7 +172,7 @@ thorough-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)
 thorough-blackbox: $(READY) | $(COMPILED)
 	@$(STEP) thorough-blackbox $(PYTEST) $(THOROUGH) -n 2 --dist loadscope tests/blackbox
 
-thorough-ui: $(LAB_READY) | $(COMPILED)
+thorough-ui: $(LAB_READY) browser | $(COMPILED)
 	@$(STEP) thorough-ui $(PYTEST) $(THOROUGH) tests/ui
 
 blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
@@ -157,7 +184,7 @@ profiles: $(READY)  ## pager, daemon and e2e-tests on each named emulated driver
 	  KIWI_EMULATOR_DRIVER=$$driver $(STEP) "driver-$$driver" $(PYTEST) -n 2 tests/pager tests/daemon tests/e2e; done
 
 # Its report is in test-artifacts/ui/crowded-surfaces.txt.
-truth: $(LAB_READY)  ## a crowded GPU for MINUTES=30, every surface compared at random moments (needs Chromium)
+truth: $(LAB_READY) browser  ## a crowded GPU for MINUTES=30, every surface compared at random moments
 	@KIWI_TRUTH_MINUTES=$(or $(MINUTES),30) $(STEP) truth $(PYTEST) tests/ui/test_crowded_surfaces.py
 
 mutations: $(READY)  ## break Kiwi in thirty places, one after another: does make test notice each?
@@ -177,10 +204,10 @@ fuzz: $(READY)  ## fuzz the daemon's side of the wire for MINUTES=60, guided by 
 	  -artifact_prefix=.fuzz/ -print_final_stats=1 -max_total_time=$$(( $(or $(MINUTES),60) * 60 ))
 	@$(BIN)/python tests/wire/fuzz_wire.py -merge=1 tests/wire/corpus .fuzz
 
-demo: $(LAB_READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
+demo: $(if $(HEADLESS),$(KIWI_READY),$(LAB_READY))  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
 
-bench: $(LAB_READY)  ## measure what runs on this machine (benchmarks/; some need Chromium)
+bench: $(LAB_READY) browser  ## measure what runs on this machine (benchmarks/)
 	@for file in benchmarks/bench_*.py; do $(STEP) "$$(basename "$$file" .py)" $(BIN)/python "$$file"; done
 
 wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pager's library in it
@@ -202,21 +229,29 @@ hooks: $(READY)  ## run lint and types before each commit (git hook)
 	@$(BIN)/pre-commit install
 
 lock: $(READY) $(OLD_READY) $(CLIENTS_READY) $(RELEASE_READY)  ## write requirements/ from what is installed (after the tests passed)
-	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin release:$(RELEASE)/bin; do \
-	  { echo "# The versions that the tests passed with; written by: make lock"; \
-	    $(BIN)/python -m pip --python "$${pair#*:}/python" freeze --exclude-editable --exclude pip; \
-	  } > "requirements/$${pair%%:*}-py$$version.txt"; \
+	@for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin release:$(RELEASE)/bin; do \
+	  $(BIN)/python .ci/lock.py "$${pair#*:}/python" "$${pair%%:*}"; \
 	done
 
 clean:  ## remove environments, caches and build results
-	@rm -rf .venv .venvs .make .fuzz build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
+	@rm -rf .venv .venvs .browser .make .fuzz build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
 	@rm -rf $(LAB)/node_modules $(LAB)/lib $(LAB)/*.tsbuildinfo kiwi_jupyter/labextension
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
-	@$(STEP) --alive environment .ci/venv .venv dev --group dev
+KIWI_NEEDS := pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
+
+# The labextension is made by a step of its own ($(LAB_READY)), which the headless demo needs as little as JupyterLab.
+$(KIWI_READY): $(KIWI_NEEDS)
+	@KIWI_SKIP_LABEXTENSION=1 KIWI_PIP_LIGHT=1 $(STEP) --alive kiwi .ci/venv .venv dev
 	@touch $@
+
+$(JUPYTERLAB_READY): $(KIWI_NEEDS)
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive jupyterlab .ci/venv .venv dev --group demo
+	@touch $(KIWI_READY) $@
+
+$(READY): $(KIWI_NEEDS)
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment .ci/venv .venv dev --group dev
+	@touch $(KIWI_READY) $(JUPYTERLAB_READY) $@
 
 # Before the tests: the first kernel would start it in the background otherwise, where a busy machine takes a minute.
 # The tests' own byte code, too: each of the processes that share a suite would make all of it. If that fails, the
@@ -229,9 +264,11 @@ $(COMPILED): $(wildcard kiwi_core/preload/src/* kiwi_core/emulator/src/*) | $(RE
 
 # One environment at a time: pip is the same process-hungry thing twice otherwise. It is for kernels
 # only: no labextension.
+# The lowest version that pyproject.toml allows of each package that Kiwi depends on, on the oldest Python here.
+LOWEST = $$(sed -n '/^dependencies = \[/,/^\]/s/^  "\([a-z-]*\)>=\([0-9.]*\).*/\1==\2.*/p' pyproject.toml)
 $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
-	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment-old \
-	  .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
+	@PYTHON=$$(.ci/pythons | sed -n '1s/^[^ ]* //p'); export PYTHON="$${PYTHON:-python3}" KIWI_SKIP_LABEXTENSION=1; \
+	$(STEP) --alive environment-old .ci/venv $(OLD) old --group kernel-test 'cuda-core<2' $(LOWEST)
 	@touch $@
 
 # What a release is built and checked with: nobody else needs it.
@@ -244,14 +281,13 @@ $(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt)
 	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients .ci/venv $(CLIENTS) clients --group clients
 	@touch $@
 
-# The package's build has done this already, unless the lock has changed since.
+# The build of the labextension has done this already, unless the lock has changed since.
 $(NODE_READY): $(LAB)/package-lock.json | $(READY)
 	@$(STEP) --alive node-modules $(NPM) ci --prefer-offline --ignore-scripts --no-audit --no-fund
 	@touch $@
 
-# An editable install has copied the labextension as it was then; a link would be followed, and what
-# it leads to deleted, when pip uninstalls.
-$(LAB_READY): $(LAB_SOURCES) $(READY)
+# A copy: a link would be followed, and what it leads to deleted, when pip uninstalls.
+$(LAB_READY): $(LAB_SOURCES) $(JUPYTERLAB_READY)
 	@$(STEP) --alive labextension .ci/node .venv $(BIN)/python packaging/labextension_build.py
 	@rm -rf $(LAB_INSTALLED) && mkdir -p $(LAB_INSTALLED)
 	@cp -r kiwi_jupyter/labextension/. $(LAB)/install.json $(LAB_INSTALLED)/

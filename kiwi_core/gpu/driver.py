@@ -13,6 +13,7 @@ import os
 import threading
 from dataclasses import dataclass
 from enum import Enum
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import CallerError, GpuError
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SINCE: Final = (12, 8)
 """First CUDA version whose driver has the calls (driver 570)."""
+
+BINDINGS_REMEDY: Final = "pip install 'cuda-bindings>=12.9.1,!=13.0.0,!=13.0.1'"
+
+_CALLS: Final = ("GetState", "Lock", "Checkpoint", "Restore", "Unlock")
 
 _NOT_FOUND: Final = 500
 _NO_STATE: Final = frozenset({1, 3})
@@ -45,6 +50,11 @@ class CheckpointState(Enum):
     CHECKPOINTING = 4
     RESTORING = 5
     """4 and 5: this or another process has a call in progress on it (drivers 13.4 and newer)."""
+
+
+_NEWER_STATES: Final = {
+    str(state.value): state for state in (CheckpointState.CHECKPOINTING, CheckpointState.RESTORING)
+}
 
 
 @dataclass(frozen=True)
@@ -86,13 +96,23 @@ def library_path() -> str:
     return ""
 
 
+def bindings_gap() -> str:
+    """Return what the installed cuda-bindings lack, as a sentence; empty if they have all calls.
+    13.0.0 and 13.0.1 lack the restore: memory that is moved out would never come back."""
+    lacking = [call for call in _CALLS if not hasattr(_bindings(), f"cuCheckpointProcess{call}")]
+    if not lacking:
+        return ""
+    names = ", ".join(f"cuCheckpointProcess{call}" for call in lacking)
+    return f"cuda-bindings {metadata.version('cuda-bindings')} have no {names}."
+
+
 def capabilities() -> DriverInfo:
     """Return what this machine's driver can do. Raise ``GpuError`` if there is no driver."""
     version = driver_version()
-    why_not = ""
+    why_not = bindings_gap()
     if version < CHECKPOINT_SINCE:
         why_not = str(too_old_error("asking for checkpoints"))
-    else:
+    elif not why_not:
         try:
             # Ask about any other process: only "not supported" and "not found" matter.
             checkpoint_state(os.getppid())
@@ -112,6 +132,10 @@ def checkpoint_state(pid: int) -> CheckpointState:
     try:
         return CheckpointState(int(_result(what, _bindings().cuCheckpointProcessGetState, pid)))
     except ValueError as error:
+        # Bindings before 13.4 do not know the states 4 and 5: "4 is not a valid CUprocessState".
+        number = str(error).partition(" ")[0]
+        if number in _NEWER_STATES:
+            return _NEWER_STATES[number]
         raise cuda_error(what, None, f"a state that Kiwi does not know ({error})") from error
     except GpuError as error:
         if error.driver_code in _NO_STATE:
@@ -152,6 +176,9 @@ def _change(what: str, call: str, pid: int, args: object) -> None:
         # The driver would accept a thread id and act on its process, or on none, according to its
         # documentation.
         raise GpuError("no-such-process", f"{pid} is not a live process (or it is a thread's id).")
+    gap = bindings_gap()
+    if gap:
+        raise GpuError("bindings", f"The {what} was not tried: {gap}", BINDINGS_REMEDY)
     init()
     _result(what, getattr(_bindings(), f"cuCheckpointProcess{call}"), pid, args)
 

@@ -119,6 +119,11 @@ _client_decoder: Final[msgspec.json.Decoder[ClientMessage]] = msgspec.json.Decod
 _daemon_decoder: Final[msgspec.json.Decoder[DaemonMessage]] = msgspec.json.Decoder(DaemonMessage)
 
 
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""ValueError covers bad UTF-8 (and, since msgspec 0.21, its own errors); RecursionError covers deep
+nesting."""
+
+
 class _Tag(msgspec.Struct):
     type: str
 
@@ -190,8 +195,7 @@ def _decode(
         raise _too_large(max_bytes)
     try:
         return decoder.decode(line)
-    # ValueError covers msgspec's own errors and bad UTF-8; deep nesting is a RecursionError.
-    except (ValueError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _explain(types, line, error) from error
 
 
@@ -199,7 +203,7 @@ def _explain(types: frozenset[str], line: bytes, error: Exception) -> PeerError:
     """Tell an unknown type from a malformed message. Called only after decoding has failed."""
     try:
         tag = _tag_decoder.decode(line).type
-    except (ValueError, RecursionError):
+    except _UNREADABLE:
         return PeerError("malformed", f"The other end sent something unreadable: {error}.")
     if tag in types:
         return PeerError("malformed", f"The other end sent a wrong {tag!r} message: {error}.")

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-# In its own process, because jupyter_client leaves event loops behind.
 RUN = """
 import os, sys
 from pathlib import Path
 from kiwi_core.cli.demo.notebook import Notebook
 
-notebook = Notebook(Path(sys.argv[1]), "A", dict(os.environ), 0.0, print)
+notebook = Notebook(Path(sys.argv[1]), "A", dict(os.environ), print)
 notebook.open()
 notebook.start()
 notebook.join(60.0)

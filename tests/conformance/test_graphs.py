@@ -70,8 +70,12 @@ def naming_the_bindings():
         raise AssertionError(f"{gone}. {crash_words(metadata.version('cuda-bindings'))}") from gone
 
 
+def known_to_survive(version):
+    return tuple(map(int, version.split(".")[:2])) >= (13, 5)
+
+
 def crash_words(version):
-    if tuple(map(int, version.split(".")[:2])) >= (13, 5):
+    if known_to_survive(version):
         return f"It has cuda-bindings {version}, which is not known to crash here."
     return (
         f"It has cuda-bindings {version}. Versions before 13.5.0 crash at the second launch of a "
@@ -95,9 +99,10 @@ def test_host_functions_are_captured(shared_platform):
         "begin(); ck(driver.cuLaunchHostFunc(s, fn, 5)); g = end(); e = instantiate(g)"
     )
     assert worker.get("calls") == []
+    launches = 2 if known_to_survive(metadata.version("cuda-bindings")) else 1
     with naming_the_bindings():
-        worker.do("run(e); run(e)")
-        assert worker.get("calls") == [5, 5]
+        worker.do(f"for _ in range({launches}): run(e)")
+        assert worker.get("calls") == [5] * launches
         assert worker.get("types(g)") == ["HOST"]
 
 
@@ -253,7 +258,7 @@ def test_allocating_beside_a_capture_of_another_thread(worker, mode, may, forbid
 def test_what_a_capture_says_of_itself(worker):
     worker.do("begin(); put(p, 1, MIB); info = ck(driver.cuStreamGetCaptureInfo(s))")
     assert worker.get("int(info[0])") == ACTIVE
-    assert worker.get("int(info[1]) > 0 and info[5]") == 1
+    assert worker.get("int(info[1]) > 0 and info[-1]") == 1
     assert worker.get("types(info[2])") == ["MEMSET"]
     assert worker.get("[int(n) for n in info[3]] == [int(n) for n in nodes(info[2])]")
     worker.do("g = end()")
@@ -267,13 +272,13 @@ def test_a_graph_that_is_made_by_hand_keeps_its_order(worker):
         "copy = ck(driver.cuGraphAddMemcpyNode(g, None, 0, copy_params(q, p, MIB), c))\n"
         "joint = ck(driver.cuGraphAddEmptyNode(g, None, 0))\n"
         "fill = ck(driver.cuGraphAddMemsetNode(g, None, 0, memset_params(p, 6, MIB), c))\n"
-        "ck(driver.cuGraphAddDependencies(g, [fill, joint], [joint, copy], None, 2))"
+        "ck(add_edges(g, [fill, joint], [joint, copy]))"
     )
     assert worker.get("types(g)") == ["MEMCPY", "EMPTY", "MEMSET"]
     assert worker.get("edges(g)") == [[1, 0], [2, 1]]
     worker.do("write(p, bytes(MIB)); write(q, bytes(MIB)); run(instantiate(g))")
     assert worker.get("set(read(q, MIB)) == {6}")
-    worker.do("ck(driver.cuGraphAddDependencies(g, [copy], [fill], None, 1))")
+    worker.do("ck(add_edges(g, [copy], [fill]))")
     assert worker.get("name_of(driver.cuGraphInstantiate, g, 0)") == "CUDA_ERROR_INVALID_VALUE"
 
 

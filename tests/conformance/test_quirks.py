@@ -139,7 +139,7 @@ def test_memory_info_while_held(machine, controller, target):
 
 
 QUESTIONS = {
-    "cuDeviceGetAttribute": "name_of(driver.cuDeviceGetAttribute, 1, 0)",
+    "cuDeviceGetAttribute": "name_of(driver.cuDeviceGetAttribute, driver.CUdevice_attribute(1), 0)",
     "cuCtxGetCurrent": "name_of(driver.cuCtxGetCurrent)",
     "cuDevicePrimaryCtxRetain": "name_of(driver.cuDevicePrimaryCtxRetain, 0)",
 }

@@ -139,3 +139,22 @@ def test_unversioned_names_of_nvml(machine):
     ]
     looker.do("n.value = 4; other = nvml.nvmlDeviceGetGraphicsRunningProcesses")
     assert looker.get("[other(h, ctypes.byref(n), None), n.value]") == [0, 0]
+
+
+OLDER = (
+    ("cuDeviceGetUuid", 9020), ("cuGraphAddDependencies", 10000), ("cuGraphAddNode", 12020),
+    ("cuGraphGetEdges", 10000), ("cuGraphNodeGetDependencies", 10000),
+    ("cuGraphNodeGetDependentNodes", 10000), ("cuGraphRemoveDependencies", 10000),
+    ("cuStreamGetCaptureInfo", 10010), ("cuStreamUpdateCaptureDependencies", 11030),
+)  # fmt: skip
+"""The forms that cuda-bindings 12.9 ask for, beside the newest. (``make floor`` runs programs with
+these bindings.)"""
+
+
+@pytest.mark.parametrize(("name", "version"), OLDER)
+def test_the_forms_that_older_bindings_ask_for_are_emulated(worker, name, version):
+    """Each is the exported function without a suffix, and does not just refuse."""
+    worker.do(f"at = ctypes.cast(cuda.{name}, ctypes.c_void_p).value")
+    assert worker.get(f"fetch('{name}', {version})[2] == at")
+    arguments = "None, None, ctypes.c_size_t(0), None, None"
+    assert worker.get(f"cuda.{name}({arguments})") not in (0, 801)

@@ -7,8 +7,9 @@ that is skipped tests nothing.
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import sync_playwright
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-ENV_CHROMIUM = "KIWI_CHROMIUM"
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+FINDER = Path(__file__).parents[2] / ".ci/browser"
 
 FLAGS = (
     "--no-sandbox",  # tests run as root in containers, and visit only their own server
@@ -43,20 +43,16 @@ class NoChromiumError(Exception):
 
 
 def find_chromium(env: Mapping[str, str] | None = None) -> str:
-    """Return the path of the browser: ``$KIWI_CHROMIUM``, else the first of ``NAMES`` on the path.
-    Raise ``NoChromiumError``."""
-    env = os.environ if env is None else env
-    named = env.get(ENV_CHROMIUM, "")
-    for name in (named,) if named else NAMES:
-        found = shutil.which(name, path=env.get("PATH"))
-        if found:
-            return found
-    what = f"{ENV_CHROMIUM} names {named}, which is" if named else "There is"
-    raise NoChromiumError(
-        f"{what} no Chromium that could be run: the browser tests cannot be. Install one (Debian,"
-        " as root: apt-get install chromium fonts-dejavu-core), or name one in"
-        f" {ENV_CHROMIUM}=/path/to/chromium. .ci/run installs it by itself."
+    """Return the path of the browser that ``.ci/browser`` finds. Raise ``NoChromiumError``."""
+    done = subprocess.run(
+        ["/bin/bash", str(FINDER), "--find"],
+        env=dict(os.environ if env is None else env),
+        capture_output=True,
+        text=True,
     )
+    if done.returncode:
+        raise NoChromiumError(f"{done.stderr.strip()} `make browser` gets one.")
+    return done.stdout.strip()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ VMM = (
 # Stream captures and graphs: two streams, and short names for frequent operations.
 GRAPHS = """
 import ctypes
+from cuda import bindings
 GLOBAL, LOCAL, RELAXED = (
     getattr(driver.CUstreamCaptureMode, "CU_STREAM_CAPTURE_MODE_" + name)
     for name in ("GLOBAL", "THREAD_LOCAL", "RELAXED"))
@@ -60,10 +61,15 @@ def types(graph):
     return [ck(driver.cuGraphNodeGetType(n)).name.rsplit("_", 1)[1] for n in nodes(graph)]
 
 def edges(graph):
-    count = ck(driver.cuGraphGetEdges(graph))[3]
+    count = ck(driver.cuGraphGetEdges(graph))[-1]
     place = {int(n): i for i, n in enumerate(nodes(graph))}
     before, after = ck(driver.cuGraphGetEdges(graph, count))[:2]
     return sorted((place[int(x)], place[int(y)]) for x, y in zip(before, after))
+
+def add_edges(graph, before, after):
+    # Before version 13 the bindings call the form of CUDA 10, which has no data of edges.
+    data = [None] * (int(bindings.__version__.split(".")[0]) >= 13)
+    return driver.cuGraphAddDependencies(graph, before, after, *data, len(before))
 
 def memset_params(at, value, size):
     p = driver.CUDA_MEMSET_NODE_PARAMS()

@@ -82,7 +82,9 @@ def test_the_supported_versions_are_those_of_the_package_and_of_the_tests(packag
     wanted = re.findall(rf'"{package}>=([\d.]+)', (ROOT / "pyproject.toml").read_text())
     assert wanted == [wanted[0]] * len(wanted)
     assert re.match(rf"{wanted[0].removesuffix('.0')}\b", supported)
-    locks = [ROOT / f"requirements/{name}-py3.11.txt" for name in ("old", "dev")]
+    locks = [
+        lock for name in ("old", "dev") for lock in (ROOT / "requirements").glob(f"{name}-*.txt")
+    ]
     installed = [
         version
         for lock in locks

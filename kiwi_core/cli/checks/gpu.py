@@ -30,13 +30,17 @@ NEEDED: Final = "CUDA {}.{} (driver 570)".format(*driver.CHECKPOINT_SINCE)
 
 def check(root: Path = Path("/")) -> Iterator[Finding]:
     """Check the driver. ``root`` holds ``/proc``, ``/sys`` and ``/dev``; tests pass another."""
+    gap = driver.bindings_gap()
+    if gap:
+        yield bindings(gap)
     try:
         info = driver.capabilities()
     except GpuError as error:
         yield no_driver(error, hardware=has_nvidia_hardware(root))
         return
     yield library(info.library)
-    yield checkpoint(info)
+    if not gap:
+        yield checkpoint(info)
     yield from mps(root)
 
 
@@ -63,6 +67,10 @@ def no_driver(error: GpuError, *, hardware: bool) -> Finding:
         "There is no NVIDIA GPU here (no driver, no device).",
         "Kiwi can be tried without one: kiwi daemon --emulate 1x512MiB",
     )
+
+
+def bindings(gap: str) -> Finding:
+    return fail("bindings", f"{gap} So Kiwi moves no memory.", driver.BINDINGS_REMEDY)
 
 
 def library(path: str) -> Finding:

@@ -14,9 +14,6 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from kiwi_core.cli.demo.stage import DemoStage
 
-HEAD_START_S: Final = 1.5
-"""B begins this much later, so that A has the GPU by then."""
-
 ENDS_WITHIN_S: Final = 600.0
 """The demo takes half a minute; on a very slow machine it takes minutes."""
 
@@ -42,12 +39,9 @@ class _Commentary:
 def play(stage: DemoStage, out: TextIO) -> int:
     """Run both notebooks side by side; return 0 if the verdict is good."""
     commentary = _Commentary(out)
-    notebooks = [
-        Notebook(path, letter, stage.env, delay_s, commentary.now)
-        for path, letter, delay_s in zip(
-            stage.notebooks, ("A", "B"), (0.0, HEAD_START_S), strict=True
-        )
-    ]
+    training, exploration = stage.notebooks
+    first = Notebook(training, "A", stage.env, commentary.now)
+    notebooks = [first, Notebook(exploration, "B", stage.env, commentary.now, after=first)]
     commentary.now("starting two kernels, A and B; each will hold 60 % of the GPU")
     cast: Cast | None = None
     timeline: Timeline | None = None

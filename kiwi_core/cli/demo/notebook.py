@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.client.private_daemon import Guard
@@ -16,19 +15,23 @@ if TYPE_CHECKING:
 CELL_WITHIN_S: Final = 300.0
 """A cell of the demo takes seconds; with swaps on a loaded machine, a minute."""
 
+LONG_CELL: Final = "# The long cell"
+"""How the cell begins in which a notebook is suspended."""
+
 ENDS_WITHIN_S: Final = 60.0
 """Time for a kernel that is paged out to get its turn and end, before it is killed."""
 
 
 class Notebook(threading.Thread):
-    """A thread that runs the notebook after ``delay_s``. ``say`` takes lines for the audience.
+    """A thread that runs the notebook. ``say`` takes lines for the audience.
 
+    It begins when ``after``, another notebook, is in its long cell, however slow the machine is.
     ``failure`` says what went wrong; ``intact`` is true if the notebook found its memory intact.
     """
 
     def __init__(
-        self, path: Path, letter: str, env: dict[str, str], delay_s: float,
-        say: Callable[[str], None],
+        self, path: Path, letter: str, env: dict[str, str], say: Callable[[str], None],
+        after: Notebook | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name=f"notebook-{letter}", daemon=True)
         self.path = path
@@ -37,8 +40,9 @@ class Notebook(threading.Thread):
         self.intact = False
         self.pid = 0
         self._env = env
-        self._delay_s = delay_s
         self._say = say
+        self._after = after
+        self._in_long_cell = threading.Event()
         self._manager: Any = None
         self._guard: Guard | None = None
         self._client: Any = None
@@ -77,9 +81,11 @@ class Notebook(threading.Thread):
             self._manager.shutdown_wait_time = ENDS_WITHIN_S
             self._manager.interrupt_kernel()  # the demo may end in the middle of a cell
             self._manager.shutdown_kernel(now=False)
+        _close_event_loop()
 
     def run(self) -> None:
-        time.sleep(self._delay_s)
+        if self._after is not None:
+            self._after._in_long_cell.wait(CELL_WITHIN_S)
         cells = json.loads(self.path.read_text())["cells"]
         try:
             for cell in cells:
@@ -88,6 +94,9 @@ class Notebook(threading.Thread):
         except Exception as error:  # noqa: BLE001  (told to the audience, and to the verdict)
             self.failure = f"{type(error).__name__}: {error}"
             self._say(f"{self.letter}: {self.failure}")
+        finally:
+            self._in_long_cell.set()  # or it failed: nobody waits for it
+            _close_event_loop()
 
     def _run_cell(self, source: str) -> None:
         self._say(f"{self.letter} starts a cell: {_title(source)}")
@@ -99,11 +108,21 @@ class Notebook(threading.Thread):
             raise RuntimeError(f"{content.get('ename', 'aborted')}: {content.get('evalue', '')}")
 
     def _output(self, message: dict[str, Any]) -> None:
+        if message["msg_type"] == "execute_input" and LONG_CELL in message["content"]["code"]:
+            self._in_long_cell.set()
         if message["msg_type"] != "stream":
             return
         for line in message["content"]["text"].splitlines():
             self.intact |= line.startswith("INTACT")
             self._say(f"{self.letter} prints: {line}")
+
+
+def _close_event_loop() -> None:
+    """Close the loop that jupyter_client's blocking calls made in this thread and left open: the
+    garbage collector complains about it, at times with a traceback after the demo's verdict."""
+    from jupyter_core.utils import ensure_event_loop
+
+    ensure_event_loop().close()
 
 
 def _title(source: str) -> str:

@@ -29,6 +29,7 @@ class Timeline(threading.Thread):
         self.suspensions: Counter[str] = Counter()
         self._replay: Replay | None = None
         self._historian: Historian | None = None
+        self._tq_ns = 0
         self._journal = journal
         self._name = name
         self._say = say
@@ -57,6 +58,7 @@ class Timeline(threading.Thread):
             except KiwiError:
                 continue
             if isinstance(record, JournalHeader):
+                self._tq_ns = record.tq_ns
                 if self._replay is None or not goes_on(record):
                     self._replay = Replay(record)
                     self._historian = Historian(record, self._replay.scheduler)
@@ -97,7 +99,7 @@ class Timeline(threading.Thread):
     def _action(self, action: ac.Action) -> Iterator[str]:
         name = self._name(action.session)
         if isinstance(action, ac.Grant):
-            yield f"{name} HAS THE GPU, for {action.quantum_ns / NS_PER_S:g} s if others wait"
+            yield f"{name} HAS THE GPU, for {self._turn(action.quantum_ns)} if others wait"
         elif isinstance(action, ac.Notify) and action.notice is Notice.SUSPENDED:
             self.suspensions[action.session] += 1
             yield f"{name} is SUSPENDED in the middle of its cell; it is queued again by itself"
@@ -105,3 +107,10 @@ class Timeline(threading.Thread):
             yield f"  {name}'s memory begins to move out"
         elif isinstance(action, ac.PageIn):
             yield f"  {name}'s memory begins to come back"
+
+    def _turn(self, quantum_ns: int) -> str:
+        text = f"{quantum_ns / NS_PER_S:.1f} s"
+        if quantum_ns <= self._tq_ns:
+            return text
+        # By the policy (a cell that has run long) or by the cost of a swap.
+        return f"{text} (not {self._tq_ns / NS_PER_S:.1f}: longer turns, fewer moves of memory)"

@@ -115,7 +115,7 @@ class RosterFile:
             roster = msgspec.json.decode(self._path.read_bytes(), type=Roster)
         except FileNotFoundError:
             return Roster()
-        except (OSError, ValueError, RecursionError) as error:  # ValueError: msgspec's, too
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             log.warning(
                 "roster unreadable, starting without it", path=str(self._path), why=str(error)
             )

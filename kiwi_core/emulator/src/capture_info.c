@@ -42,6 +42,8 @@ static CUresult info(CUstream handle, struct info out) {
 KE_API CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus) {
     KE_CALL(info(hStream, (struct info){.status = captureStatus}));
 }
+KE_FORWARD(cuStreamGetCaptureInfo, (CUstream s, CUstreamCaptureStatus *status, cuuint64_t *id),
+           info(s, (struct info){.status = status, .id = id}))
 KE_API CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id,
                                           CUgraph *graph, const CUgraphNode **deps, size_t *count) {
     KE_CALL(info(hStream, (struct info){status, id, graph, deps, NULL, count}));
@@ -73,3 +75,5 @@ KE_ENTRY(cuStreamUpdateCaptureDependencies_v2,
     ke_mu_unlock();
     return rc;
 }
+KE_FORWARD(cuStreamUpdateCaptureDependencies, (CUstream s, CUgraphNode *nodes, size_t n, unsigned flags),
+           in_cuStreamUpdateCaptureDependencies_v2(s, nodes, NULL, n, flags))

@@ -41,6 +41,8 @@ KE_ENTRY(cuDeviceGetUuid_v2, (CUuuid *out, CUdevice dev), (out, dev)) {
     memcpy(out->bytes, gpu_of(dev)->uuid, 16);
     return CUDA_SUCCESS;
 }
+/* The form of CUDA 9.2. The two differ on MIG slices only. */
+KE_FORWARD(cuDeviceGetUuid, (CUuuid *out, CUdevice dev), in_cuDeviceGetUuid_v2(out, dev))
 
 KE_ENTRY(cuDeviceTotalMem_v2, (size_t *out, CUdevice dev), (out, dev)) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;

@@ -218,3 +218,8 @@ KE_API CUresult cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *
     (void)edgeData;
     KE_CALL(change_edges(hGraph, from, to, n, false));
 }
+/* The forms of CUDA 10, as those that follow _v2 in the other files: edges without data. */
+KE_FORWARD(cuGraphAddDependencies, (CUgraph g, const CUgraphNode *from, const CUgraphNode *to, size_t n),
+           change_edges(g, from, to, n, true))
+KE_FORWARD(cuGraphRemoveDependencies, (CUgraph g, const CUgraphNode *from, const CUgraphNode *to, size_t n),
+           change_edges(g, from, to, n, false))

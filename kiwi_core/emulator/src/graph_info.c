@@ -51,6 +51,8 @@ KE_API CUresult cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNod
                                    CUgraphEdgeData *edgeData, size_t *numEdges) {
     KE_CALL(list(hGraph, EDGES, from, to, edgeData, numEdges));
 }
+KE_FORWARD(cuGraphGetEdges, (CUgraph g, CUgraphNode *from, CUgraphNode *to, size_t *n),
+           list(g, EDGES, from, to, NULL, n))
 
 static CUresult neighbours(CUgraphNode handle, bool before, CUgraphNode *out, CUgraphEdgeData *edges,
                            size_t *count) {
@@ -75,6 +77,10 @@ KE_API CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *
                                                 CUgraphEdgeData *edgeData, size_t *numDependentNodes) {
     KE_CALL(neighbours(hNode, false, dependentNodes, edgeData, numDependentNodes));
 }
+KE_FORWARD(cuGraphNodeGetDependencies, (CUgraphNode node, CUgraphNode *them, size_t *n),
+           neighbours(node, true, them, NULL, n))
+KE_FORWARD(cuGraphNodeGetDependentNodes, (CUgraphNode node, CUgraphNode *them, size_t *n),
+           neighbours(node, false, them, NULL, n))
 
 KE_ENTRY(cuGraphNodeGetType, (CUgraphNode handle, CUgraphNodeType *type), (handle, type)) {
     ke_mu_lock();

@@ -153,3 +153,6 @@ KE_API CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, cons
     (void)dependencyData;
     KE_CALL(add_any(phGraphNode, hGraph, these(deps, n), params));
 }
+KE_FORWARD(cuGraphAddNode,
+           (CUgraphNode *out, CUgraph g, const CUgraphNode *deps, size_t n, CUgraphNodeParams *params),
+           add_any(out, g, these(deps, n), params))

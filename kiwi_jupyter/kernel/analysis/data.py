@@ -58,7 +58,7 @@ def is_plain(kind: type) -> bool:
 
 def _is_numpy_scalar_or_dtype(kind: type) -> bool:
     numpy = sys.modules.get("numpy")
-    if numpy is None or not kind.__module__.startswith("numpy"):
+    if numpy is None or not str(kind.__module__).startswith("numpy"):
         return False
     space = numpy.__dict__
     generic = space.get("generic")

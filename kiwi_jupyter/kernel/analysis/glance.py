@@ -71,6 +71,6 @@ class Glance:
         if len(self._modules) == len(sys.modules):
             return False
         loaded = set(sys.modules)
-        found = any(map(self._libraries.is_plainly_gpu, loaded - self._modules))
+        found = any(map(self._libraries.is_gpu_when_loaded, loaded - self._modules))
         self._modules = loaded
         return found

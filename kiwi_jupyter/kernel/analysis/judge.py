@@ -46,6 +46,9 @@ _DESCRIPTORS: Final = (
 _MISSING: Final = object()
 
 
+_CYTHON_FUNCTION: Final = "cython_function_or_method"
+
+
 class Judge:
     """Judges values for one cell, in their current state. Not thread-safe."""
 
@@ -123,7 +126,8 @@ class Judge:
         name = f"{module}.{kind.__qualname__}"
         if self._libraries.is_gpu(module):
             return f"it is a {name}, which may use the GPU"
-        if kind.__name__ == "cython_function_or_method" and module.startswith("_cython"):
+        # Not by its __module__: in Cython 3.1 (numpy 2.2) that is the attribute of its instances.
+        if type.__repr__(kind).startswith("<class '_cython") and kind.__name__ == _CYTHON_FUNCTION:
             return self._compiled(value)
         if not self._libraries.is_trusted(module):
             return self._instance(value, kind)

@@ -37,6 +37,10 @@ PLAINLY_GPU: Final = ("numba.cuda", "cv2.cuda")
 GPU_PARTS: Final = ("pyarrow.cuda", "pyarrow._cuda")
 """Parts of CPU libraries that reach a GPU."""
 
+LOADED_AT_START: Final = frozenset({"cuda", "_cuda_bindings_redirector"})
+"""What a .pth file of cuda-bindings 12 loads at the start of each Python: the namespace without any
+of its parts, which reaches no GPU."""
+
 ACCELERATORS: Final = frozenset({"cudf", "cuml", "legate", "cunumeric", "cupynumeric", "modin"})
 """Libraries that replace *other* libraries in place: once one is loaded, only the standard
 library is still what its name says."""
@@ -246,6 +250,10 @@ class Libraries:
         top = module.partition(".")[0]
         return top in self.gpu and (top not in self._seldom or module.startswith(PLAINLY_GPU))
 
+    def is_gpu_when_loaded(self, module: str) -> bool:
+        """Return whether a loaded ``module`` shows that somebody imported a library for GPUs."""
+        return module not in LOADED_AT_START and self.is_plainly_gpu(module)
+
     def is_known(self, module: str) -> bool:
         """Return whether ``module`` is of the standard library or of one in the lists."""
         top = module.partition(".")[0]
@@ -304,6 +312,8 @@ class Libraries:
         """Return whether ``module`` may be in the process without any of its code reaching a GPU by
         itself. More modules are harmless when loaded than when used.
         """
+        if module in LOADED_AT_START:
+            return True
         top = module.partition(".")[0]
         if top in self.gpu:
             return False
