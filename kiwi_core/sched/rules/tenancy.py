@@ -58,7 +58,7 @@ LONGER: Final = 1.5
 """The best time for the known pauses is that of one of them. It is stretched by this, since the
 next pause may be longer."""
 
-FEW_PAUSES: Final = 3
+FEW_PAUSES: Final = 2
 """With fewer known pauses a session is kept for as long as leaving costs: that is never worse than
 twice the best choice (ski rental)."""
 
