@@ -38,6 +38,8 @@ class Session(SessionStatus, frozen=True, kw_only=True):
     path: str | None = None
     turn_ends_at: UnixTime | None = None
     keeps_until: UnixTime | None = None
+    """By when its memory goes out for the first in line unless its next cell comes before; ``None``
+    where ``keeps_s`` is."""
 
 
 class Waiter(QueueEntry, frozen=True, kw_only=True):

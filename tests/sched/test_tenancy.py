@@ -55,9 +55,11 @@ def goes_out(answers: list[str]) -> bool:
 def test_a_place_is_kept_somewhat_longer_than_the_known_pauses(policy: str) -> None:
     world = crowded(policy)
     assert kept_until_s(world) == 41.5
+    assert world.scheduler.place_kept(40 * NS_PER_S) == ("ann", 1.5 * NS_PER_S)
     assert not goes_out(world.do(41.4, "time"))
     assert goes_out(world.do(41.6, "time"))
     assert kept_until_s(world) is None
+    assert world.scheduler.place_kept(world.now_ns) is None
 
 
 @POLICIES

@@ -11,6 +11,16 @@
 
 #ifdef KE_WITH_CUDA_H
 #include <cuda.h>
+/* The header makes these names stand for the newer forms. The older ones are exported, too. */
+#undef cuDeviceGetUuid
+#undef cuGraphAddDependencies
+#undef cuGraphAddNode
+#undef cuGraphGetEdges
+#undef cuGraphNodeGetDependencies
+#undef cuGraphNodeGetDependentNodes
+#undef cuGraphRemoveDependencies
+#undef cuStreamGetCaptureInfo
+#undef cuStreamUpdateCaptureDependencies
 #else
 
 typedef unsigned long long CUdeviceptr;

@@ -140,6 +140,11 @@ export interface ISession {
    * For a holder, the most that is left of its turn while others wait; it may be less.
    */
   readonly time_left_s: number | null;
+  /**
+   * How long at most it keeps its place in the GPU from a waiter, in case its next cell
+   * comes; null: it keeps none, or nobody needs it.
+   */
+  readonly keeps_s: number | null;
   readonly problem: string;
   readonly problem_text: string;
   readonly priority: Priority;
@@ -175,10 +180,10 @@ export interface ISession {
   readonly ends_in_s: number | null;
   readonly path: string | null;
   readonly turn_ends_at: number | null;
-  /** At most how much longer it keeps its place, as of the last status; null: see `keeps_until`. */
-  readonly keeps_s: number | null;
-  /** By when its memory goes out for the first in line unless its next cell comes before; null:
-   * its place is not kept, or nobody needs it. */
+  /**
+   * By when its memory goes out for the first in line unless its next cell comes before;
+   * null where `keeps_s` is.
+   */
   readonly keeps_until: number | null;
 }
 
@@ -189,6 +194,7 @@ export const SESSION_DEFAULTS = {
   lingering: false,
   peak_bytes: null,
   time_left_s: null,
+  keeps_s: null,
   problem: '',
   problem_text: '',
   priority: 'normal',
@@ -202,7 +208,6 @@ export const SESSION_DEFAULTS = {
   ends_in_s: null,
   path: null,
   turn_ends_at: null,
-  keeps_s: null,
   keeps_until: null
 } as const;
 
