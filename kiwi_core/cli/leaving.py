@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,8 @@ ENDS_WITHIN_S: Final = 10.0
 
 _LOOK_EVERY_S: Final = 0.05
 
+_REPEAT_S: Final = 0.2
+
 
 class Terminated(BaseException):
     """A signal asked this process to end."""
@@ -40,12 +43,22 @@ class Terminated(BaseException):
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
     """Raise ``Terminated`` at SIGTERM and SIGHUP. A second signal does not cut short the clean-up
-    after the first, but raises again if some code swallowed the first exception (it may come in the
-    middle of a callback). An ignored signal (nohup) stays ignored. Main thread only."""
+    after the first, but raises again if some code swallowed the first exception: Python itself does
+    so in callbacks of weak references, of which each import has one. So the signal is repeated
+    until the block ends. An ignored signal (nohup) stays ignored. Main thread only."""
+    left, got = threading.Event(), threading.Event()
+    asked: list[int] = []
 
     def leave(number: int, _frame: FrameType | None) -> None:
         if not _is_leaving():
+            asked.append(number)
+            got.set()
             raise Terminated(number)
+
+    def repeat() -> None:
+        got.wait()
+        while not left.wait(_REPEAT_S):
+            os.kill(os.getpid(), asked[-1])
 
     numbers = [
         number
@@ -53,9 +66,14 @@ def leaving_on_signals() -> Iterator[None]:
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
     before = {number: signal.signal(number, leave) for number in numbers}
+    repeater = threading.Thread(target=repeat, name="kiwi-leaving", daemon=True)
+    repeater.start()
     try:
         yield
     finally:
+        left.set()
+        got.set()
+        repeater.join()
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -39,6 +39,18 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began() -> None:
     assert steps == ["first", "second"]
 
 
+def test_one_signal_is_enough_though_it_was_swallowed() -> None:
+    def work() -> None:
+        with suppress(BaseException):  # like a callback of a weak reference
+            told()
+        signal.pause()
+        raise AssertionError("the repeated signal did not raise")
+
+    with pytest.raises(Terminated) as caught, leaving_on_signals():
+        work()
+    assert caught.value.number == signal.SIGTERM
+
+
 def test_a_second_signal_counts_where_the_first_was_swallowed() -> None:
     def work() -> None:
         with suppress(BaseException):  # like a callback from C
