@@ -303,10 +303,10 @@ class Interactive(Policy):
 
     def tenancy_ns(self, tenant: Session, waiter: Session, usual_ns: int) -> int:
         """Return 0 if ``waiter`` would precede it. On the last level, which is also that of
-        sessions that were favoured too much, it is 3/2 TQ at most: chopping work must not pay."""
+        sessions that were favoured too much, it is a quantum at most: chopping must not pay."""
         if tenant.level > waiter.level:
             return 0
-        return min(usual_ns, self._quanta_ns[1]) if tenant.level == LAST else usual_ns
+        return min(usual_ns, self._own_quantum_ns(tenant)) if tenant.level == LAST else usual_ns
 
     def old_at_ns(self, context: PolicyContext, waiter: Session, tenant: Session) -> int:
         return self._old_at_ns(context, waiter, tenant)

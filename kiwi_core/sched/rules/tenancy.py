@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
-CROWD_COST: Final = 0.3
-"""What leaving costs where others wait, too, in trips. Half a trip is moved: another switch would
-follow anyway. A part of it is not lost: someone else may ask first, and then needs the room."""
+CROWD_COST: Final = 0.25
+"""The least that leaving costs where many wait, in trips. With half a trip for each waiter with a
+new burst the 95th percentile of short waits is 1.7 times as long beside trainings at 2.3 GB/s."""
 
 WAIT_COST: Final = 0.3
 """What a second of the returning user's longer wait counts, in seconds of the GPU. With 0 the 95th
@@ -144,13 +144,20 @@ def kept_place(st: State, idle: Session, waiter: Session) -> PlaceKept | None:
     ends_ns = tenancy_ends_ns(st, idle, waiter)
     if ends_ns <= st.now_ns:
         return None
-    # Only a burst that was suspended before makes way for the next request again, so that both
-    # switches are due to leaving; and only if no others wait, who would cause them as well.
-    alone = waiter.mid_burst and len(st.queue) == 1
-    cost_ns = trip_ns if alone else round(CROWD_COST * trip_ns)
+    cost_ns = round(_leaving_costs(waiter, len(st.queue)) * trip_ns)
     until_ns = max(stays_ns, idle.rested_ns + _hold_ns(idle, cost_ns, away_ns))
     until_ns = min(until_ns, ends_ns)
     return PlaceKept(idle, until_ns, ends_ns) if until_ns > st.now_ns else None
+
+
+def _leaving_costs(waiter: Session, waiting: int) -> float:
+    """Return the moves that are due to letting ``waiter`` in now, in trips. A burst that was
+    suspended makes way again for the next request: both switches are due to it, a whole trip. A
+    new burst causes one of its own later, so one is left. Where others wait, they cause switches
+    as well, and one may ask first and need the room anyway."""
+    if waiting > 1:
+        return max(CROWD_COST, 0.75 / waiting)
+    return 1.0 if waiter.mid_burst else 0.5
 
 
 def tenancy_ends_ns(st: State, tenant: Session, waiter: Session) -> int:

@@ -29,11 +29,12 @@ export function Holders(props: IPart) {
         {shown.map(id => {
           const session = sessionOf(gpu, id);
           const isSubject = isSubjectOf(gpu, store.currentKernel, session);
+          const holds = gpu.holders.includes(id);
           return (
             <li
               key={id}
               className={isSubject ? 'jp-Kiwi-person jp-mod-subject' : 'jp-Kiwi-person'}
-              data-kiwi="holder"
+              data-kiwi={holds ? 'holder' : 'keeper'}
               data-session={id}
             >
               <div className="jp-Kiwi-line">
