@@ -68,6 +68,9 @@ class Counted(Simulation):
                 for s in st.queue.values()
                 if not s.leaving
             }
+            # One that is let in again begins a new wait, which may end in the same event.
+            aside = (s for s in st.kept_out.values() if s.aside)
+            queued |= {(s.id, s.burst): (now_ns, s.mid_burst) for s in aside}
             ran = {(s.id, s.burst) for s in st.runners.values()}
             actions = handle(event, now_ns)
             self.tally.take(scheduler.happenings)
