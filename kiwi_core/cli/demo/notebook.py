@@ -81,7 +81,9 @@ class Notebook(threading.Thread):
             self._manager.shutdown_wait_time = ENDS_WITHIN_S
             self._manager.interrupt_kernel()  # the demo may end in the middle of a cell
             self._manager.shutdown_kernel(now=False)
-        _close_event_loop()
+            # Without a manager there is no loop, and perhaps half an import: a signal may have
+            # come in the middle of it.
+            _close_event_loop()
 
     def run(self) -> None:
         if self._after is not None:

@@ -156,7 +156,7 @@ def _leaving_costs(waiter: Session, waiting: int) -> float:
     new burst causes one of its own later, so one is left. Where others wait, they cause switches
     as well, and one may ask first and need the room anyway."""
     if waiting > 1:
-        return max(CROWD_COST, 0.75 / waiting)
+        return max(CROWD_COST, 0.8 / waiting)
     return 1.0 if waiter.mid_burst else 0.5
 
 
