@@ -28,7 +28,7 @@ from simulated_world import (
 )
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED
+from kiwi_core.sched.model.memory import SUSPENDED
 from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
@@ -179,7 +179,7 @@ class Simulation(Notebooks, Driver, Mischief):
         in_backoff = any(
             # A session in the GPU does not wait for its own back-off; others may, for its memory.
             s.backoff_until_ns > self.now_ns
-            and (s.residency is not RESIDENT or (s.resident_bytes > 0 and others > 0))
+            and (s.may_not_come_yet(self.now_ns) or (s.resident_bytes > 0 and others > 0))
             for s in st.queue.values()
             if not s.op and not s.stopped and not must_stay(s)
         )

@@ -77,12 +77,12 @@ class Notebook(threading.Thread):
             self._client.stop_channels()
         if self._guard is not None:
             self._guard.end()
-        if self._manager is not None:
             self._manager.shutdown_wait_time = ENDS_WITHIN_S
             self._manager.interrupt_kernel()  # the demo may end in the middle of a cell
             self._manager.shutdown_kernel(now=False)
-            # Without a manager there is no loop, and perhaps half an import: a signal may have
-            # come in the middle of it.
+        # Otherwise a signal came while the kernel was being started: Jupyter would wait for ever
+        # for the end of that. The kernel, if there is one, ends with the demo's other processes.
+        if self._manager is not None:  # else there is no loop, and perhaps half an import
             _close_event_loop()
 
     def run(self) -> None:
