@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import CallerError, GpuError
 from kiwi_core.gpu import processes
-from kiwi_core.gpu.results import NOT_SUPPORTED, cuda_error, no_driver_error, too_old_error
+from kiwi_core.gpu.results import (
+    NOT_SUPPORTED,
+    UPGRADE,
+    binding_error,
+    cuda_error,
+    no_driver_error,
+    too_old_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,13 +113,26 @@ def bindings_gap() -> str:
     return f"cuda-bindings {metadata.version('cuda-bindings')} have no {names}."
 
 
+def _driver_gap(version: tuple[int, int]) -> str:
+    """Return what the driver lacks, as a sentence; empty if it has all calls. Nothing may be moved
+    out on a machine that could not bring it back."""
+    if version < CHECKPOINT_SINCE:
+        return str(too_old_error("asking for checkpoints"))
+    lacking = [name for call in _CALLS if not _has(name := f"cuCheckpointProcess{call}", version)]
+    return f"The CUDA driver has no {', '.join(lacking)}. {UPGRADE}" if lacking else ""
+
+
+def _has(name: str, version: tuple[int, int]) -> bool:
+    number = version[0] * 1000 + version[1] * 10
+    status, address, *_ = _bindings().cuGetProcAddress(name.encode(), number, 0)
+    return int(status) == 0 and bool(int(address))
+
+
 def capabilities() -> DriverInfo:
     """Return what this machine's driver can do. Raise ``GpuError`` if there is no driver."""
     version = driver_version()
-    why_not = bindings_gap()
-    if version < CHECKPOINT_SINCE:
-        why_not = str(too_old_error("asking for checkpoints"))
-    elif not why_not:
+    why_not = bindings_gap() or _driver_gap(version)
+    if not why_not:
         try:
             # Ask about any other process: only "not supported" and "not found" matter.
             checkpoint_state(os.getppid())
@@ -184,8 +204,10 @@ def _change(what: str, call: str, pid: int, args: object) -> None:
 
 
 def _bindings() -> Any:
-    from cuda.bindings import driver
-
+    try:
+        from cuda.bindings import driver
+    except Exception as error:
+        raise binding_error("importing cuda.bindings", error, BINDINGS_REMEDY) from error
     return driver
 
 
@@ -197,6 +219,10 @@ def _result(what: str, function: Callable[..., tuple[Any, ...]], *args: object) 
         if "not found" in str(error) and "cuCheckpoint" in str(error):
             raise too_old_error(what) from error
         raise no_driver_error(str(error)) from error
+    except ValueError:
+        raise  # a state that the bindings do not know: see ``checkpoint_state``
+    except Exception as error:
+        raise binding_error(what, error, BINDINGS_REMEDY) from error
     if int(status) != 0:
         raise cuda_error(what, int(status), getattr(status, "name", ""))
     return values[0] if values else None

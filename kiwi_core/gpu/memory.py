@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import driver
-from kiwi_core.gpu.results import INVALID_VALUE, cuda_error, no_driver_error
+from kiwi_core.gpu.results import INVALID_VALUE, binding_error, cuda_error, no_driver_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +144,8 @@ def call(what: str, function: Callable[..., tuple[Any, ...]], *args: object) -> 
         status, *values = function(*args)
     except RuntimeError as error:  # the bindings raise if the library cannot be found
         raise no_driver_error(str(error)) from error
+    except Exception as error:
+        raise binding_error(what, error, driver.BINDINGS_REMEDY) from error
     if int(status) == INVALID_VALUE:
         raise GpuError(
             "invalid-value",

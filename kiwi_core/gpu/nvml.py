@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kiwi_core.gpu.results import nvml_error
+from kiwi_core.gpu.results import binding_error, nvml_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,8 @@ _START_AGAIN: Final = frozenset({_UNINITIALISED, 9, 15, 18, 999})
 _CANNOT_SAY: Final = frozenset(
     {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND}
 )
+
+NVML_REMEDY: Final = "Install the current binding: pip install --upgrade nvidia-ml-py."
 
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 """The machine's own namespace: PROC_PID_INIT_INO, a part of Linux's interface since 3.8."""
@@ -181,6 +183,8 @@ def _optional(nvml: Any, read: Callable[[], T]) -> T | None:
     """Return what ``read`` returns; ``None`` if this GPU, or this version of NVML, lacks it."""
     try:
         return read()
+    except nvml.NVMLLibraryMismatchError:
+        return None  # the driver's NVML has another version of the function only
     except nvml.NVMLError as error:
         if error.value in _CANNOT_SAY:
             return None
@@ -196,12 +200,15 @@ def _text(value: str | bytes) -> str:
 
 
 def _call(what: str, read: Callable[[Any], T]) -> T:
-    import pynvml
-
+    """Return what ``read`` reads. Whatever the binding raises becomes a ``GpuError``."""
     try:
+        import pynvml
+
         return _read(pynvml, read)
-    except pynvml.NVMLError as error:
-        raise nvml_error(what, error.value, str(error)) from error
+    except Exception as error:
+        if isinstance(number := getattr(error, "value", None), int):
+            raise nvml_error(what, number, str(error)) from error
+        raise binding_error(what, error, NVML_REMEDY) from error
 
 
 def _read(nvml: Any, read: Callable[[Any], T]) -> T:

@@ -23,7 +23,7 @@ NOT_SUPPORTED: Final = 801
 _INSTALL: Final = (
     "Install NVIDIA's driver, or use the emulated one: kiwi daemon --emulate 1x512MiB."
 )
-_UPGRADE: Final = "Kiwi needs driver 570 or newer (CUDA 12.8)."
+UPGRADE: Final = "Kiwi needs driver 570 or newer (CUDA 12.8)."
 _PERMISSION: Final = (
     "Run the daemon as the same user as the notebooks, or give it CAP_SYS_PTRACE, in the same PID "
     "namespace, and switch on persistence mode (nvidia-smi -pm 1)."
@@ -46,7 +46,7 @@ _CUDA: Final[dict[int, _Meaning]] = {
         _PERMISSION,
     ),
     401: _Meaning("illegal-state", "the process is in a state that does not allow this"),
-    500: _Meaning("driver-too-old", "the driver has no checkpoint calls", _UPGRADE),
+    500: _Meaning("driver-too-old", "the driver has no checkpoint calls", UPGRADE),
     NOT_READY: _Meaning(
         "lock-timeout", "the process did not come to rest in time", "A long kernel may be running."
     ),
@@ -73,7 +73,7 @@ _NVML: Final[dict[int, _Meaning]] = {
     ),
     9: _Meaning("nvml-no-driver", "NVIDIA's kernel driver is not loaded", _INSTALL),
     12: _Meaning("nvml-no-library", "libnvidia-ml.so.1 was not found", _INSTALL),
-    13: _Meaning("nvml-driver-too-old", "this version of NVML lacks a function", _UPGRADE),
+    13: _Meaning("nvml-driver-too-old", "this version of NVML lacks a function", UPGRADE),
     15: _Meaning("nvml-gpu-lost", "the GPU has fallen off the bus", "Reboot; check dmesg for Xid."),
     18: _Meaning(
         "nvml-driver-mismatch",
@@ -99,6 +99,14 @@ def nvml_error(what: str, nvml_code: int, words: str = "") -> GpuError:
 def no_driver_error(words: str) -> GpuError:
     """Return the error for a CUDA library that could not be loaded."""
     return GpuError("no-driver", f"No CUDA driver could be loaded: {words.rstrip('.')}.", _INSTALL)
+
+
+def binding_error(what: str, error: Exception, remedy: str) -> GpuError:
+    """Return the error for a Python binding that raised something of its own, which is no result
+    code: it does not fit the driver's library, or is broken."""
+    sentence = f"{what[:1].upper()}{what[1:]} failed: the Python binding raised "
+    words = f"{type(error).__name__}: {error}".rstrip(". ")
+    return GpuError("binding", f"{sentence}{words}.", remedy)
 
 
 def too_old_error(what: str) -> GpuError:

@@ -16,7 +16,6 @@ from typing import BinaryIO, Final
 import msgspec
 
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import driver
 from kiwi_core.movers.calls import CALLS
 from kiwi_core.movers.messages import HEAD_BYTES, Call, CallAnswer, Failure, body_bytes, frame
 
@@ -42,11 +41,7 @@ def die_with(parent: int) -> None:
 def _began() -> CallAnswer:
     """Initialise the driver before the first call, since ``cuInit`` takes seconds on big machines.
     If it fails, each call tries again and reports why."""
-    try:
-        driver.init()
-    except GpuError as error:
-        return CallAnswer(failure=_failure(error))
-    return CallAnswer()
+    return _done(Call("init", []))
 
 
 def _next(calls: BinaryIO) -> Call | None:
@@ -73,8 +68,9 @@ def _done(call: Call) -> CallAnswer:
         return CallAnswer(CALLS[call.name](*call.args))
     except GpuError as error:
         return CallAnswer(failure=_failure(error))
-    except Exception as error:  # noqa: BLE001 - the daemon tells it, and goes on
-        return CallAnswer(failure=Failure("fault", f"{type(error).__name__}: {error}"))
+    except Exception as error:  # noqa: BLE001 - no error of a call ends the daemon
+        words = f"The call {call.name} failed: {type(error).__name__}: {error}."
+        return CallAnswer(failure=Failure("fault", words, "Report it: this is a fault of Kiwi's."))
 
 
 def _failure(error: GpuError) -> Failure:

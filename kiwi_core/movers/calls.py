@@ -33,7 +33,14 @@ def free_bytes(gpu_uuid: str) -> int:
     return nvml.memory(gpu_uuid).free_bytes
 
 
+def why_no_moves() -> str:
+    """Return why this machine's driver cannot move memory out and back in; "": it can."""
+    return driver.capabilities().why_not
+
+
 CALLS: Final[dict[str, Callable[..., Any]]] = {
+    "init": driver.init,
+    "why_no_moves": why_no_moves,
     "checkpoint_state": driver.checkpoint_state,
     "lock": driver.lock,
     "checkpoint": driver.checkpoint,

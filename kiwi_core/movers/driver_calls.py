@@ -93,6 +93,11 @@ class RemoteGpu:
         return msgspec.convert(found, tuple[UtilisationSample, ...] | None)
 
 
+async def why_no_moves(movers: MoverPool) -> str:
+    """Return why this machine's driver cannot move memory out and back in; "": it can."""
+    return str(await movers.call("why_no_moves", deadline_s=START_S))
+
+
 async def gpus(movers: MoverPool) -> tuple[GpuInfo, ...]:
     """Return all GPUs of this machine, by index."""
     found = await movers.call("gpus", deadline_s=START_S)

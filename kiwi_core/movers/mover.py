@@ -116,10 +116,8 @@ def _process(its: socket.socket, environment: Mapping[str, str] | None) -> subpr
 
 
 def value_of(answer: CallAnswer) -> Any:
-    """Return what the call returned, or raise what it raised."""
+    """Return what the call returned, or raise ``GpuError``, whatever it raised."""
     failure = answer.failure
     if failure is None:
         return answer.value
-    if failure.code == "fault":
-        raise RuntimeError(failure.message)
     raise GpuError(failure.code, failure.message, failure.remedy, driver_code=failure.driver_code)

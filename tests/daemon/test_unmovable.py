@@ -159,3 +159,18 @@ def seen(daemon: Daemon, *args: str) -> str:
         str(daemon.sockets()[0].parent),
     ]
     return subprocess.run([*command, *args], check=True, capture_output=True, text=True).stdout
+
+
+def test_nothing_goes_out_where_the_driver_has_no_way_back(start: Start, program: Program) -> None:
+    lacking = "cuCheckpointProcessRestore"
+    daemon = start("1x64MiB", "--tq", "0.3", env={"KIWI_EMULATOR_LACKS": lacking})
+    one = program(daemon, 40)
+    other = program(daemon)
+    other.begin_take(40, 2)
+    told = lambda s: any(x.pid == other.pid and lacking in x.problem_text for x in s.sessions)  # noqa: E731
+    daemon.wait_for(told, "the one that waits is told what is missing")
+    assert any(lacking in error for error in daemon.status().errors)
+    assert one.intact(), "its memory never left the GPU"
+    one.close()
+    other.worker.answer()
+    assert other.intact()

@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kiwi_core.errors import CallerError
-from kiwi_core.movers.driver_calls import RemoteGpu, gpus
+from kiwi_core.errors import CallerError, GpuError
+from kiwi_core.movers.driver_calls import RemoteGpu, gpus, why_no_moves
 from kiwi_core.movers.pool import MoverPool
-from kiwi_core.pager.checkpoint.unmovable import MIG, unreached, why_unmovable
+from kiwi_core.pager.checkpoint.unmovable import MIG, WhyUnmovable, unreached, why_unmovable
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
     from kiwi_core.pager.linked import LinkedProcesses
 
 
 @dataclass(frozen=True)
 class Machine:
     """``memory`` is the GPU's. ``fixed_budget_bytes`` is the admin's budget of system RAM;
-    ``None``: the machine's state decides."""
+    ``None``: the machine's state decides. ``lacks`` says what the driver or its bindings lack for
+    moving memory out and back in; "": nothing."""
 
     gpu: GpuInfo
     movers: MoverPool
     memory: RemoteGpu
     fixed_budget_bytes: int | None = None
+    lacks: str = ""
 
     def why_not_to_move(self, links: LinkedProcesses, ref: ProcessRef) -> WhyUnmovable | None:
         """Return why the driver must not move ``ref``, or ``None``. What a library reported before
@@ -35,6 +36,8 @@ class Machine:
         link = next((link for link in links.everybody() if link.ref == ref), None)
         unowned = link.report.unowned if link is not None else {}
         reported = {kind for kind, amount in unowned.items() if amount}
+        if self.lacks:
+            return WhyUnmovable(self.lacks, "`kiwi doctor` shows what to install.")
         why = why_unmovable(ref, self.gpu.driver_version, mig=self.gpu.mig, reported=reported)
         # A gate that was shut when its connection was lost stays shut: the driver may move it.
         reached = link is not None and (
@@ -44,7 +47,11 @@ class Machine:
 
     def warnings(self) -> list[str]:
         """Return what keeps Kiwi from sharing this GPU fully, in sentences."""
-        return [f"{MIG} Programs that fit run; the others wait."] if self.gpu.mig else []
+        some = "Programs that fit run; the others wait."
+        found = [f"{MIG} {some}"] if self.gpu.mig else []
+        if self.lacks:
+            found.append(f"The driver moves no memory here: {self.lacks} {some}")
+        return found
 
 
 async def this_machine(gpu_uuid: str, fixed_budget_bytes: int | None) -> Machine:
@@ -55,4 +62,8 @@ async def this_machine(gpu_uuid: str, fixed_budget_bytes: int | None) -> Machine
     if gpu is None:
         raise CallerError("no-such-gpu", f"There is no GPU {gpu_uuid} on this machine.")
     memory = RemoteGpu(movers, gpu.uuid, gpu.total_bytes)
-    return Machine(gpu, movers, memory, fixed_budget_bytes)
+    try:
+        lacks = await why_no_moves(movers)
+    except GpuError as error:
+        lacks = str(error)
+    return Machine(gpu, movers, memory, fixed_budget_bytes, lacks)

@@ -68,8 +68,14 @@ static void hang(void) {
 API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigned long long flags,
                             int *status) {
     int driver = 0, best = -1, found = NO_SUCH_SYMBOL;
+    const char *lacks = getenv("KIWI_EMULATOR_LACKS"); /* a driver without this function */
     (void)flags; /* per-thread default stream variants are not emulated */
     if (!symbol || !pfn) return INVALID_VALUE;
+    if (lacks && strcmp(lacks, symbol) == 0) {
+        *pfn = NULL;
+        if (status) *status = NO_SUCH_SYMBOL;
+        return NOT_FOUND;
+    }
     cuDriverGetVersion(&driver);
     if (version > driver) version = driver;
     for (int i = 0; i < (int)(sizeof entries / sizeof *entries); i++) {
