@@ -233,7 +233,7 @@ class GpuDaemon:
         )  # fmt: skip
         self._sessions = SessionHandler(
             self._registry, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES],
-            ExpectedSessions(scheduler, shares[EXPECTED]),
+            ExpectedSessions(scheduler, shares[EXPECTED], lambda: self._observer.is_blind),
         )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards

@@ -49,7 +49,7 @@ def main(options: DaemonOptions) -> int:
     if options.emulate is not None:
         emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
         _print("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
-    gpus = _chosen(nvml.gpus(), options.gpus)
+    gpus = _chosen(_readable(), options.gpus)
     if options.metrics is not None:
         _serve_metrics(*options.metrics, gpus, sockets)
     child = ChildOptions(
@@ -64,6 +64,17 @@ def main(options: DaemonOptions) -> int:
     for gpu in gpus:
         group.children.append(_Child(gpu, structs.replace(child, gpu_uuid=gpu.uuid), group))
     return asyncio.run(_supervise(group.children))
+
+
+def _readable() -> tuple[GpuInfo, ...]:
+    """Return the GPUs that can be served; print why each other cannot. Raise ``GpuError`` if there
+    are GPUs and none can be read."""
+    gpus, unreadable = nvml.survey()
+    for index, error in unreadable.items():
+        if not gpus:
+            raise error
+        _print(f"GPU {index} is not served: {error}")
+    return gpus
 
 
 def _check_group(name: str) -> None:

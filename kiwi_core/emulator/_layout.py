@@ -18,7 +18,7 @@ class Gpu(ctypes.Structure):
         ("uuid", ctypes.c_uint8 * 16),
         ("name", ctypes.c_char * NAME_MAX),
         ("total_bytes", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64),
+        ("lost", ctypes.c_uint64),
     ]
 
 

@@ -277,6 +277,12 @@ def set_quirk(path: Path, quirk: str, on: bool = True) -> None:
         state.quirks = state.quirks | bit if on else state.quirks & ~bit
 
 
+def lose_gpu(path: Path, index: int, lost: bool = True) -> None:
+    """Let a GPU fall off the bus, or come back, as NVML reports it. CUDA goes on."""
+    with mapped(path) as state:
+        state.gpus[index].lost = int(lost)
+
+
 def has_quirk(path: Path, quirk: str) -> bool:
     with mapped(path) as state:
         return bool(state.quirks & _quirks.QUIRKS[quirk])

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from kiwi_core.errors import GpuError
 from kiwi_core.gpu.results import binding_error, nvml_error
 
 if TYPE_CHECKING:
@@ -84,8 +86,25 @@ class GpuGauges:
 
 
 def gpus() -> tuple[GpuInfo, ...]:
-    """Return all GPUs of this machine, by index. Raise ``GpuError`` (no driver, no library …)."""
-    return _call("listing the GPUs", _gpus)
+    """Return the GPUs of this machine that can be read, by index: one that has fallen off the bus
+    is missing (see ``survey``). Raise ``GpuError`` (no driver, no library …), also if there are
+    GPUs and none can be read."""
+    found, failed = survey()
+    if failed and not found:
+        raise next(iter(failed.values()))
+    return found
+
+
+def survey() -> tuple[tuple[GpuInfo, ...], dict[int, GpuError]]:
+    """Return the GPUs that can be read, and why each other cannot, by index."""
+    count = _call("counting the GPUs", lambda nvml: int(nvml.nvmlDeviceGetCount()))
+    found, failed = [], {}
+    for index in range(count):
+        try:
+            found.append(_call(f"reading GPU {index}", partial(_gpu, index=index)))
+        except GpuError as error:
+            failed[index] = error
+    return tuple(found), failed
 
 
 def memory(uuid: str) -> GpuMemory:
@@ -160,12 +179,8 @@ def utilisation_samples(uuid: str, since_us: int) -> tuple[UtilisationSample, ..
     return _call(f"reading the utilisation of {uuid}", read)
 
 
-def _gpus(nvml: Any) -> tuple[GpuInfo, ...]:
+def _gpu(nvml: Any, index: int) -> GpuInfo:
     version = _optional(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion())) or ""
-    return tuple(_gpu(nvml, index, version) for index in range(nvml.nvmlDeviceGetCount()))
-
-
-def _gpu(nvml: Any, index: int, version: str) -> GpuInfo:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     persistence = _optional(nvml, lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
     return GpuInfo(

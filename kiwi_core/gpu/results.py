@@ -75,6 +75,11 @@ _NVML: Final[dict[int, _Meaning]] = {
     12: _Meaning("nvml-no-library", "libnvidia-ml.so.1 was not found", _INSTALL),
     13: _Meaning("nvml-driver-too-old", "this version of NVML lacks a function", UPGRADE),
     15: _Meaning("nvml-gpu-lost", "the GPU has fallen off the bus", "Reboot; check dmesg for Xid."),
+    999: _Meaning(
+        "nvml-unknown",
+        "NVML reports an internal error",
+        "See whether nvidia-smi works and dmesg shows an Xid; if it stays so, reload the driver.",
+    ),
     18: _Meaning(
         "nvml-driver-mismatch",
         "the driver's library and its kernel module are of different versions",

@@ -96,7 +96,7 @@ def stop_burst():
 
 
 class SessionProgram:
-    """A session that takes ``size_mib`` in a first burst, which ends before this returns; 0:
+    """A session on GPU 0 that takes ``size_mib`` in a first burst, which ends before this returns; 0:
     nothing yet. ``guarded``: it has Kiwi's gate, which leaves its memory to the driver's
     checkpoint. ``ungated``: why its process has no gate, as it says itself. ``prefix``: the command
     that starts it, whose pid is then ``pid``."""
@@ -113,7 +113,7 @@ class SessionProgram:
         ungated: str = "",
         prefix: tuple[str, ...] = (),
     ) -> None:
-        (socket,) = daemon.sockets()
+        socket = daemon.directory / f"{daemon.status().uuid}.sock"
         libraries = emulator.build()
         env = daemon.env | emulator.environment(daemon.state_path, libraries)
         if guarded:

@@ -47,12 +47,16 @@ def check(root: Path = Path("/")) -> Iterator[Finding]:
 def gpus(root: Path = Path("/")) -> tuple[list[GpuInfo], list[Finding]]:
     """Return every GPU, and the findings about them."""
     try:
-        found = list(nvml.gpus())
+        found, unreadable = nvml.survey()
     except GpuError as error:
         if error.code in NO_NVML and not has_nvidia_hardware(root):
             return [], []  # a machine without a GPU: check() reports it
         return [], [fail("NVML", error.message, error.remedy)]
-    return found, [finding for gpu in found for finding in one(gpu)]
+    findings = [finding for gpu in found for finding in one(gpu)]
+    findings += [
+        fail(f"GPU {index}", error.message, error.remedy) for index, error in unreadable.items()
+    ]
+    return list(found), findings
 
 
 def no_driver(error: GpuError, *, hardware: bool) -> Finding:

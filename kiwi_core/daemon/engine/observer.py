@@ -112,6 +112,7 @@ class Observer:
         """The timer that runs exactly while a look is delayed."""
         self._began_s: float | None = None
         self._error = ""
+        self._blind = False
         self.without_driver: set[SessionId] = set()
         """Sessions of which the driver knew no process at their last look."""
         self.failures = 0
@@ -153,9 +154,17 @@ class Observer:
     @property
     def error(self) -> str:
         """Return why the last look failed, or that it hangs; "" if all is well."""
-        if self._began_s is not None and time.monotonic() - self._began_s > HANGS_AFTER_S:
+        if self._hangs():
             return "Reading the GPU's memory hangs; the numbers shown are old."
         return self._error
+
+    @property
+    def is_blind(self) -> bool:
+        """Return whether the GPU as a whole cannot be read: nobody should be placed on it."""
+        return self._blind or self._hangs()
+
+    def _hangs(self) -> bool:
+        return self._began_s is not None and time.monotonic() - self._began_s > HANGS_AFTER_S
 
     async def run(self) -> None:
         """Look at intervals, until cancelled."""
@@ -197,10 +206,12 @@ class Observer:
             event = _observed(looked, free_bytes, round(began_s * NS_PER_S))
             budget = self._budget()
         except (KiwiError, OSError) as error:
+            self._blind = True
             self._note(str(error))
             return
         finally:
             self._began_s = None
+        self._blind = False
         self._note(problem)
         for target, one in looked.items():
             self._seen(target, one)

@@ -10,6 +10,8 @@ from kiwi_core.errors import CallerError
 from kiwi_core.units import NS_PER_MS, NS_PER_S, ns_to_seconds, seconds_to_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kiwi_core.daemon.base.shares import Share
     from kiwi_core.sched.scheduler import Scheduler
 
@@ -31,8 +33,11 @@ status ask at the same time."""
 
 @dataclass(eq=False, repr=False)
 class ExpectedSessions:
+    """``blind`` returns whether the GPU cannot be read."""
+
     _scheduler: Scheduler
     _share: Share
+    _blind: Callable[[], bool]
     _sessions: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
     """When each session was announced and until when it is expected, by user and key."""
     _computed: tuple[int, tuple[int, int], float | None] | None = None
@@ -69,8 +74,11 @@ class ExpectedSessions:
         return len(self._sessions)
 
     def newcomer_wait_s(self) -> float | None:
-        """Return the wait of a newcomer that comes after the sessions expected to ask at once."""
+        """Return the wait of a newcomer that comes after the sessions expected to ask at once;
+        ``None``: not known, or the GPU cannot be read."""
         self._lapse()
+        if self._blind():
+            return None
         now_ns = time.monotonic_ns()
         soon = sum(since_ns > now_ns - SOON_NS for since_ns, _ in self._sessions.values())
         of = soon, self._scheduler.history_serial

@@ -58,6 +58,7 @@ API const char *nvmlErrorString(nvmlReturn_t result) {
     case NOT_SUPPORTED: return "Not Supported";
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case GPU_IS_LOST: return "GPU is lost";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
     case VERSION_MISMATCH: return "Argument Version Mismatch";
     default: return "Unknown Error";
@@ -94,6 +95,7 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
 nvmlReturn_t check(nvmlDevice_t d) {
     if (!users) return UNINITIALIZED;
     for (unsigned i = 0; i < state->gpu_count; i++) {
+        if (d == &devices[i] && state->gpus[i].lost) return GPU_IS_LOST;
         if (d == &devices[i]) return SUCCESS;
     }
     return INVALID_ARGUMENT;
@@ -110,7 +112,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *dev
     if (!users) return UNINITIALIZED;
     if (!device || index >= state->gpu_count) return INVALID_ARGUMENT;
     *device = &devices[index];
-    return SUCCESS;
+    return state->gpus[index].lost ? GPU_IS_LOST : SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device) {
@@ -132,7 +134,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *devic
         spell_uuid(i, own);
         if (strcmp(own, uuid) != 0) continue;
         *device = &devices[i];
-        return SUCCESS;
+        return state->gpus[i].lost ? GPU_IS_LOST : SUCCESS;
     }
     return NOT_FOUND;
 }

@@ -95,7 +95,7 @@ struct ke_gpu {
     uint8_t uuid[16];
     char name[KE_NAME_MAX];
     uint64_t total_bytes;
-    uint64_t reserved;
+    uint64_t lost; /* it has fallen off the bus: NVML answers GPU_IS_LOST to each question about it */
 };
 
 struct ke_proc {
