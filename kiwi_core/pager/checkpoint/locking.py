@@ -81,10 +81,10 @@ class Locking:
         self._deadline_ns = deadline_ns
 
     async def settled(self) -> list[SessionProcess]:
-        """Return the session's processes. Wait until the deadline for a call under way on one of
+        """Return the session's processes that have something to move. Wait until the deadline for a call under way on one of
         them, perhaps of an earlier caller that died."""
         while True:
-            members = await self._parts.survey.members(self._target)
+            members = await self._parts.survey.movable(self._target)
             for member in members:
                 if member.stopped:
                     raise Stop(stopped(member.ref))

@@ -13,6 +13,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers.errors import Busy, Hung
 from kiwi_core.pager.checkpoint.stopped import has_driver, why_frozen, why_halted
+from kiwi_core.pager.checkpoint.unmovable import has_no_context
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -145,6 +146,16 @@ class Survey:
         # The process has ended or exec'ed another program: what was out went with the old one.
         self._footprints.drop([m.ref for m in found if _has_nothing(m)])
         return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
+
+    async def movable(self, target: Target) -> list[SessionProcess]:
+        """Return ``members`` without those that have nothing to move, for which no operation may
+        wait."""
+        return [m for m in await self.members(target) if not self._has_nothing_to_move(m)]
+
+    def _has_nothing_to_move(self, member: SessionProcess) -> bool:
+        if member.state is not CheckpointState.RUNNING or member.error or member.stopped:
+            return False
+        return member.ref.pid not in self._meter.last.bytes_by_pid and has_no_context(member.ref)
 
     def refs(self, target: Target) -> list[ProcessRef]:
         """Return all processes of the session, with or without CUDA, by the last reading."""

@@ -37,6 +37,9 @@ _OUR_LIBRARY: Final = "/libkiwi_"
 """Part of the path of Kiwi's library, preloaded or loaded as a gate. A process that maps this path
 has loaded the library."""
 
+_LIBRARY_THREAD: Final = "kiwi-pager"
+"""The thread of Kiwi's library that talks to the daemon (``agent.c``)."""
+
 _REPORTED_SHARED: Final = "ipc"
 """The library's word for memory that a program has exported, or imported from another one."""
 
@@ -100,6 +103,15 @@ def why_unmovable(
     if _major(driver_version) >= NCCL_DIES_SINCE and _has_nccl(ref.pid, root):
         return _nccl(ref.pid, driver_version)
     return None
+
+
+def has_no_context(ref: ProcessRef, *, root: Path = Path("/")) -> bool:
+    """Return whether ``ref`` has Kiwi's library and has never made a context: the library starts
+    its thread with the first one. Such a process (a launcher that only counts the GPUs) has nothing
+    to move, and its first context comes through the gate."""
+    if any(_text(comm).startswith(_LIBRARY_THREAD) for comm in _threads(ref.pid, root)):
+        return False
+    return any(_OUR_LIBRARY in name for name in _mapped(ref.pid, root))
 
 
 def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> WhyUnmovable | None:
