@@ -93,7 +93,10 @@ _WORDS: dict[Notice, tuple[str, str]] = {
     ),
     Notice.STOPPED: (
         "This program is stopped and takes no turn; it keeps its place in the queue.",
-        "It goes on with `fg` or `kill -CONT`, or when its debugger or freezer lets it go.",
+        (
+            "It goes on with `fg` or `kill -CONT`, or when its debugger or freezer, or whoever "
+            "checkpointed it, lets it go."
+        ),
     ),
     Notice.KEPT_OUT: (
         "This session loses nothing, but is kept out of the GPU until `kiwi resume`.",

@@ -396,7 +396,7 @@ def test_the_driver_takes_nobody_whose_library_has_only_half_out(world: LinkedWo
 def test_what_the_driver_holds_is_not_asked_of_its_library(
     world: LinkedWorld, how: str, out: str
 ) -> None:
-    """Another tool may have locked it, or a call that a killed daemon left behind."""
+    """A call that a killed daemon left behind may have locked it."""
     session = world.start(8 * MIB)
     before = session.digest()
     if out == "all":
@@ -408,6 +408,8 @@ def test_what_the_driver_holds_is_not_asked_of_its_library(
     world.pager.worker.do(f"{code}.lock({session.pid}, 5000)")
     if how == "out":
         world.pager.worker.do(f"{code}.checkpoint({session.pid})")
+    # As a new daemon, which has not seen it run.
+    world.pager.worker.do("checkpoint._survey._free.clear()")
     moved(world.pager.suspend(session.target, soon_ns()))
     moved(world.pager.page_out(session.target, soon_ns()))
     assert world.state(session.pid) == "CHECKPOINTED"

@@ -96,8 +96,8 @@ def stop_burst():
 
 
 class SessionProgram:
-    """A session on GPU 0 that takes ``size_mib`` in a first burst, which ends before this returns; 0:
-    nothing yet. ``guarded``: it has Kiwi's gate, which leaves its memory to the driver's
+    """A session on GPU 0 that takes ``size_mib`` in a first burst, which ends before this returns;
+    0: nothing yet. ``guarded``: it has Kiwi's gate, which leaves its memory to the driver's
     checkpoint. ``ungated``: why its process has no gate, as it says itself. ``prefix``: the command
     that starts it, whose pid is then ``pid``."""
 

@@ -81,13 +81,13 @@ class Locking:
         self._deadline_ns = deadline_ns
 
     async def settled(self) -> list[SessionProcess]:
-        """Return the session's processes that have something to move. Wait until the deadline for a call under way on one of
-        them, perhaps of an earlier caller that died."""
+        """Return the session's processes that have something to move. Wait until the deadline for a
+        call under way on one of them, perhaps of an earlier caller that died."""
         while True:
             members = await self._parts.survey.movable(self._target)
             for member in members:
                 if member.stopped:
-                    raise Stop(stopped(member.ref))
+                    raise Stop(stopped(member.ref, member.stopped))
                 if member.error is not None:
                     raise Stop(refusal(member.error, member.ref.pid)) from member.error
             under_way = [m.ref.pid for m in members if m.state in _IN_TRANSIT]
@@ -207,6 +207,7 @@ class Locking:
         if left_ms <= 0:
             detail = f"No time was left to wait for process {ref.pid} to come to rest."
             raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
+        self._parts.survey.will_hold(ref)
         try:
             await self._driver.lock(ref.pid, left_ms)
         except GpuError as error:
@@ -242,8 +243,8 @@ def in_state(members: list[SessionProcess], state: CheckpointState) -> list[Proc
     return [member.ref for member in members if member.state is state]
 
 
-def stopped(ref: ProcessRef) -> Refused:
-    return Refused(Reason.STOPPED, f"Process {ref.pid} is {why_stopped(ref) or 'stopped'}.")
+def stopped(ref: ProcessRef, why: str) -> Refused:
+    return Refused(Reason.STOPPED, f"Process {ref.pid} is {why}.")
 
 
 def lost(pid: int, error: GpuError | None = None, held_bytes: int = 0) -> Lost:

@@ -19,7 +19,7 @@ from kiwi_core.pager.api import Observation, ProcessMemory, worst
 from kiwi_core.pager.checkpoint.locking import FREE, Parts, stopped
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
-from kiwi_core.pager.checkpoint.stopped import has_driver, why_stopped
+from kiwi_core.pager.checkpoint.stopped import BY_ANOTHER, has_driver, why_stopped
 from kiwi_core.pager.checkpoint.survey import Survey, UsageMeter
 from kiwi_core.pager.checkpoint.transaction import Transaction, refusal_for_ram
 from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
@@ -148,8 +148,12 @@ class CheckpointPager:
 
     async def locked_or_out(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
         """Return those of ``refs`` that the driver has locked, paged out or lost: their own calls
-        to the driver do not return. Raises ``GpuError`` as ``observe`` does."""
+        to the driver do not return. Raises ``GpuError`` as ``observe`` does, and ``Stop`` if
+        somebody else has checkpointed one of them."""
         members = [await self._survey.member(ref) for ref in refs]
+        for member in members:
+            if member.stopped == BY_ANOTHER:
+                raise Stop(stopped(member.ref, member.stopped))
         return frozenset(member.ref for member in members if self._is_locked_or_out(member))
 
     def _is_locked_or_out(self, member: SessionProcess) -> bool:
@@ -171,7 +175,7 @@ class CheckpointPager:
     def refusal_of_stopped(self, target: Target) -> Refused | None:
         """Return a refusal if a process of the session does not run: the driver would not answer
         before it goes on."""
-        return next(map(stopped, self._stopped(target)), None)
+        return next((stopped(ref, why_stopped(ref)) for ref in self._stopped(target)), None)
 
     def why_stopped(self, target: Target) -> str:
         return next(map(why_stopped, self._stopped(target)), "")
@@ -185,7 +189,7 @@ class CheckpointPager:
         self._meter.forget()
 
     def _memory(self, member: SessionProcess, usage: DeviceUsage) -> ProcessMemory:
-        resident_bytes = usage.bytes_by_pid.get(member.ref.pid, 0)
+        resident_bytes = max(usage.bytes_by_pid.get(member.ref.pid, 0), member.kept_bytes)
         # If the driver gives no state, a process that used GPU memory and now uses none is out.
         unknown_out = resident_bytes == 0 and self._footprints.get(member.ref) is not None
         unknown = Residency.PAGED_OUT if unknown_out else Residency.RESIDENT

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 BY_SIGNAL: Final = "stopped by Ctrl-Z: it waits until it goes on"
 BY_DEBUGGER: Final = "stopped by a debugger: it waits until that lets it go on"
+BY_ANOTHER: Final = (
+    "checkpointed by a program outside Kiwi (cuda-checkpoint, CRIU …): it waits until that "
+    "program brings it back"
+)
 BY_FREEZER: Final = "frozen with its control group: it waits until that is thawed"
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")

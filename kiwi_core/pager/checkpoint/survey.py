@@ -12,9 +12,14 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers.errors import Busy, Hung
-from kiwi_core.pager.checkpoint.stopped import has_driver, why_frozen, why_halted
+from kiwi_core.pager.checkpoint.stopped import (
+    BY_ANOTHER,
+    has_driver,
+    why_frozen,
+    why_halted,
+)
 from kiwi_core.pager.checkpoint.unmovable import has_no_context
-from kiwi_core.units import NS_PER_MS
+from kiwi_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -29,6 +34,9 @@ _FRESH_NS: Final = 20 * NS_PER_MS
 """A reading of NVML serves all looks at sessions within this time: a reading costs about a
 millisecond, and there may be 1,000 sessions."""
 
+_LOCKED_MAX_NS: Final = 60 * NS_PER_S
+"""How long somebody else's lock is respected: others use a limit of 10 to 30 s for a lock."""
+
 _WINDOW_US: Final = 1_000_000
 """How far back the first look goes: NVML's samples are up to a second late."""
 
@@ -36,12 +44,14 @@ _WINDOW_US: Final = 1_000_000
 @dataclass(frozen=True)
 class SessionProcess:
     """A live process that the driver knows. ``error`` is set if the driver did not report the
-    state. ``stopped`` says why the process does not run, so that nobody has asked the driver."""
+    state. ``stopped`` says why the process does not run, or that somebody else has checkpointed it:
+    no operation touches it. ``kept_bytes`` is the room that must be kept for it then."""
 
     ref: ProcessRef
     state: CheckpointState
     error: GpuError | None = None
     stopped: str = ""
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,12 @@ class Survey:
         self._footprints = footprints
         self._meter = meter
         self._other_roots = other_roots
+        self._free: dict[ProcessRef, int] = {}
+        """The bytes that each process had in the GPU when the driver last said that it runs. An
+        operation that locks it takes it off this list first. So a process on the list that is
+        locked or out has been taken by somebody else."""
+        self._locked_since_ns: dict[ProcessRef, int] = {}
+        """When a process on that list was first found locked."""
 
     async def members(
         self, target: Target, usage: DeviceUsage | None = None
@@ -187,7 +203,33 @@ class Survey:
             return SessionProcess(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
         if not processes.alive(ref):
             state = CheckpointState.NOT_A_CUDA_PROCESS
+        if self._taken(ref, state):
+            running = CheckpointState.RUNNING  # as far as Kiwi is concerned
+            return SessionProcess(ref, running, stopped=BY_ANOTHER, kept_bytes=self._free[ref])
         return SessionProcess(ref, state)
+
+    def will_hold(self, ref: ProcessRef) -> None:
+        """Note that an operation of this daemon is about to lock ``ref``."""
+        self._free.pop(ref, None)
+        self._locked_since_ns.pop(ref, None)
+
+    def _taken(self, ref: ProcessRef, state: CheckpointState) -> bool:
+        """Return whether somebody else has locked or checkpointed ``ref``. Somebody else's lock is
+        a step of a checkpoint. One that lasts is taken for a late effect of a call that a killed
+        mover of an earlier daemon made, and such a process is released."""
+        if state in (CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PROCESS):
+            if ref not in self._free:
+                self._free = {one: n for one, n in self._free.items() if processes.alive(one)}
+            self._free[ref] = self._meter.last.bytes_by_pid.get(ref.pid, 0)
+            self._locked_since_ns.pop(ref, None)
+            return False
+        if ref not in self._free or state is CheckpointState.FAILED:
+            return False
+        if state is not CheckpointState.LOCKED:
+            self._locked_since_ns.pop(ref, None)
+            return True
+        now_ns = time.monotonic_ns()
+        return now_ns - self._locked_since_ns.setdefault(ref, now_ns) < _LOCKED_MAX_NS
 
     def _unasked(self, ref: ProcessRef, stopped: str) -> SessionProcess:
         """Return a stopped process with its remembered state, which cannot change by itself."""

@@ -258,7 +258,7 @@ def test_a_late_call_of_a_killed_caller_is_caught_up_with(
     machine.faults["unlock", 2] = [machine.does(2, OUT, 401)]
     moved(pager.page_in(TARGET, soon_ns()))
     assert machine.states == {1: RUNNING, 2: RUNNING}
-    machine.states.update({1: LOCKED, 2: LOCKED})
+    moved(pager.suspend(TARGET, soon_ns()))
     machine.faults["checkpoint", 2] = [machine.does(2, UNDER_WAY, 401)]
     timer = threading.Timer(0.05, machine.states.update, [{2: OUT}])
     timer.start()

@@ -10,8 +10,9 @@ from scripted_machine import LOCKED, OUT, RUNNING, TARGET, Machine, new_pager, o
 
 from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.pager.checkpoint import moving, ports
+from kiwi_core.pager.checkpoint import moving, ports, survey
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.checkpoint.stopped import BY_ANOTHER
 from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import GIB, MIB
@@ -178,7 +179,7 @@ def test_one_that_may_not_be_controlled(
     machine.faults["state", 1] = [304]
     answer = refused(pager.page_out(TARGET, soon_ns()), Reason.NOT_PERMITTED)
     assert "CAP_SYS_PTRACE" in answer.detail
-    machine.states.update({1: OUT, 2: OUT})
+    moved(pager.page_out(TARGET, soon_ns()))
     machine.faults["restore", 1] = [304]
     refused(pager.page_in(TARGET, soon_ns()), Reason.NOT_PERMITTED)
 
@@ -241,4 +242,33 @@ def test_what_cannot_be_undone_is_said(machine: Machine, pager: CheckpointPager)
     assert "stays in system RAM until it can be paged in" in answer.detail
     assert pager.observe(TARGET).residency is Residency.PAGED_OUT
     moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_what_somebody_else_has_taken_out_is_left_alone(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    assert pager.observe(TARGET).stopped == ""
+    machine.states[1] = OUT
+    for call in (pager.suspend, pager.page_out, pager.page_in, pager.resume):
+        assert BY_ANOTHER in refused(call(TARGET, soon_ns()), Reason.STOPPED).detail
+    seen = pager.observe(TARGET)
+    assert (seen.residency, seen.stopped) == (Residency.RESIDENT, BY_ANOTHER)
+    assert seen.resident_bytes == sum(machine.sizes.values()), "its room is kept"
+    assert machine.states == {1: OUT, 2: RUNNING}
+    machine.states[1] = RUNNING
+    assert pager.observe(TARGET).stopped == ""
+    moved(pager.page_out(TARGET, soon_ns()))
+    moved(pager.page_in(TARGET, soon_ns()))
+
+
+def test_a_lock_that_lasts_is_a_late_call_of_a_killed_daemon(
+    machine: Machine, pager: CheckpointPager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pager.observe(TARGET).stopped == ""
+    machine.states[1] = LOCKED
+    assert pager.observe(TARGET).stopped == BY_ANOTHER
+    monkeypatch.setattr(survey, "_LOCKED_MAX_NS", 0)
+    assert pager.observe(TARGET).residency is Residency.SUSPENDED
+    moved(pager.resume(TARGET, soon_ns()))
     assert machine.states == {1: RUNNING, 2: RUNNING}

@@ -18,7 +18,8 @@ from typing import Any
 
 _elsewhere = [place for place in sys.path if Path(place).resolve() != Path(__file__).parent]
 _spec = importlib.machinery.PathFinder.find_spec("pynvml", _elsewhere)
-assert _spec is not None and _spec.loader is not None
+assert _spec is not None
+assert _spec.loader is not None
 _real = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_real)
 
