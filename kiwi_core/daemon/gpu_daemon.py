@@ -338,6 +338,7 @@ class GpuDaemon:
     def _seen(self, target: Target, seen: Observation) -> None:
         self._sessions.guards.seen(target, seen)
         self._little_ram.seen(target, seen)
+        self._links.seen(target, seen)
 
     def _link_died(self, link: Link) -> None:
         self._link_handler.died(link)

@@ -32,6 +32,8 @@ class LibraryReport:
     unowned_bytes: int = 0
     unowned: Mapping[str, int] = field(default_factory=dict)
     arena_bytes: int = 0
+    held_bytes: int = 0
+    """The process's allocations in the GPU by the library's own count, contexts apart."""
 
 
 class LinkedProcess(Protocol):

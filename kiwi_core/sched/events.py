@@ -200,6 +200,14 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     began_ns: int | None = None
 
 
+class NeedReported(_Event, frozen=True, kw_only=True):
+    """The libraries of a session count what they allocate: it held ``need_bytes`` of GPU memory for
+    a moment, contexts included, or would have, had there been room."""
+
+    session: SessionId
+    need_bytes: int
+
+
 class HostBudgetObserved(_Event, frozen=True, kw_only=True):
     """``budget_bytes`` is how much system RAM all paged-out memory together may take."""
 
@@ -326,6 +334,7 @@ Event = (
     | RoomNoLongerWanted
     | MemoryObserved
     | HostBudgetObserved
+    | NeedReported
     | SettingsChanged
     | DeadlinePassed
     | Suspended

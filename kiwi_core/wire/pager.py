@@ -56,7 +56,10 @@ class PagerOutcome(str, Enum):
 class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     """The state of this process. Sent right after ``welcome``, at each change of ``state``, and now
     and then when bytes changed. ``unowned`` is what the library cannot move, by kind.
-    ``arena_bytes`` is all the system RAM that it holds: what is paged out and what it reserves. No
+    ``arena_bytes`` is all the system RAM that it holds: what is paged out and what it reserves.
+    ``held_bytes`` are the process's allocations in the GPU, by the library's own count (contexts
+    apart), ``peak_bytes`` the most of all allocations since the last state, and ``lacked_bytes``
+    what they would have come to, had an allocation not failed since then for lack of memory. No
     answer."""
 
     state: LibraryState
@@ -65,6 +68,9 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     unowned_bytes: Count = 0
     unowned: Annotated[dict[Kind, Count], Meta(max_length=KINDS_MAX)] = field(default_factory=dict)
     arena_bytes: Count = 0
+    held_bytes: Count = 0
+    peak_bytes: Count = 0
+    lacked_bytes: Count = 0
 
 
 class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):

@@ -39,10 +39,18 @@ def program() -> Iterator[Callable[..., SessionProgram]]:
     made: list[SessionProgram] = []
 
     def make(
-        daemon: Daemon, size_mib: int = 0, *, seed: int = 0, name: str = "", guarded: bool = True
+        daemon: Daemon,
+        size_mib: int = 0,
+        *,
+        seed: int = 0,
+        name: str = "",
+        guarded: bool = True,
+        environment: dict[str, str] | None = None,
     ) -> SessionProgram:
         seed = seed or len(made) + 1
-        one = SessionProgram(daemon, size_mib, seed=seed, name=name, guarded=guarded)
+        one = SessionProgram(
+            daemon, size_mib, seed=seed, name=name, guarded=guarded, environment=environment
+        )
         made.append(one)
         return one
 

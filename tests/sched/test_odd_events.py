@@ -9,7 +9,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, Notice, Reason, Residency, SessionState
-from kiwi_core.units import GIB, NS_PER_S
+from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 
 def busy_world():
@@ -306,3 +306,27 @@ def test_unsupported_is_not_tried_again_soon():
     reason = Reason.UNSUPPORTED.value
     world.do(12, f"#1 refuses {reason}")
     assert world.scheduler.next_deadline_ns() == 42 * NS_PER_S
+
+
+def test_a_library_counts_a_peak_that_no_reading_shows() -> None:
+    """Reported in the burst, or just after it; what is unknown, or too much, is cut."""
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB, tq_ns=30 * NS_PER_S, checks=True)
+    a, b = SessionId("a"), SessionId("b")
+    for session in (a, b):
+        scheduler.handle(ev.SessionJoined(session=session), 0)
+
+    def learnt(session: SessionId, now_ns: int) -> int | None:
+        seen = scheduler.view(now_ns).session(session)
+        assert seen is not None
+        return seen.peak_bytes
+
+    scheduler.handle(ev.LeaseRequested(session=a, burst=1), 1)
+    scheduler.handle(ev.NeedReported(session=a, need_bytes=4 * GIB), 2)
+    assert learnt(a, 2) is None, "its burst has not ended"
+    scheduler.handle(ev.BurstEnded(session=a, burst=1), 3)
+    assert learnt(a, 3) == 4 * GIB
+    scheduler.handle(ev.NeedReported(session=a, need_bytes=40 * GIB), 4)
+    assert learnt(a, 4) == 10 * GIB
+    scheduler.handle(ev.NeedReported(session=b, need_bytes=4 * GIB), 5)
+    assert learnt(b, 5) is None, "it has had no burst"
+    scheduler.handle(ev.NeedReported(session=SessionId("c"), need_bytes=GIB), 6)

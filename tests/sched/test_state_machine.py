@@ -304,6 +304,12 @@ class Machine(RuleBasedStateMachine):
             self.look()
 
     @precondition(lambda self: self.ids)
+    @rule(name=NAMES, gib=st.integers(0, 12))
+    def report_a_need(self, name, gib):
+        if (session := self.ids.get(name)) is not None:
+            self.feed(ev.NeedReported(session=session, need_bytes=gib * GIB))
+
+    @precondition(lambda self: self.ids)
     @rule(name=NAMES)
     def gate_changes(self, name):
         if (session := self.ids.get(name)) is not None:

@@ -88,6 +88,8 @@ class Link:
     session: SessionId | None = None
     off: bool = False
     report: LibraryReport = field(default_factory=LibraryReport)
+    context_bytes: int = 0
+    """What its contexts take in the GPU, as far as that is known."""
     host_bytes: int = 0
     """System RAM that the process really had at its last report."""
     next_doubt_s: float = DOUBT_S
@@ -135,6 +137,9 @@ class Link:
     def doubted(self) -> bool:
         """True if memory that it reports as held only for speed does not count as available."""
         return time.monotonic() < self.doubted_until_s
+
+    def sees_context(self, size_bytes: int) -> None:
+        self.context_bytes = min(size_bytes, self.context_bytes or size_bytes)
 
     def doubt(self) -> None:
         """Record that it was asked to give back memory, and has not."""

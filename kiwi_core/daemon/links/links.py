@@ -30,7 +30,7 @@ from kiwi_core.pager.api import Refused, Target
 from kiwi_core.pager.linked import LibraryReport, all_out
 from kiwi_core.peer_limits import PROGRAMS
 from kiwi_core.states import NOT_FREE, Reason, Residency
-from kiwi_core.units import NS_PER_MS, SessionId
+from kiwi_core.units import MIB, NS_PER_MS, SessionId
 from kiwi_core.wire.pager import PagerAction
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.roster.roster import Roster
-    from kiwi_core.pager.api import Outcome
+    from kiwi_core.pager.api import Observation, Outcome
     from kiwi_core.pager.linked import LibraryStep, LinkedProcess
     from kiwi_core.wire.pager import PagerDone, PagerState
 
@@ -47,6 +47,11 @@ log = structlog.get_logger(__name__)
 
 ANCESTORS_MAX: Final = 64
 """Most ancestors of a process; shells in shells in launchers come to a dozen."""
+
+
+_NEWS_BYTES: Final = 2 * MIB
+"""Least difference between a peak and what a library still holds that is reported: NVML, which is
+read twice a second, shows the rest."""
 
 
 class RamReservations(Protocol):
@@ -208,8 +213,28 @@ class Links:
                 self._at_most(state.unowned_bytes),
                 {kind: self._at_most(amount) for kind, amount in state.unowned.items()},
                 min(state.arena_bytes, link.host_bytes),
+                self._at_most(state.held_bytes),
             )
         )
+
+    def need_bytes(self, link: Link, state: PagerState) -> int:
+        """Return what the session of ``link`` has needed at once, by the counts of its libraries:
+        0 if that is no more than what it holds, which NVML shows, too."""
+        most_bytes = max(state.peak_bytes, state.lacked_bytes)
+        has_bytes = state.held_bytes + state.paged_out_bytes
+        if link.session is None or most_bytes < has_bytes + _NEWS_BYTES:
+            return 0
+        others = (one for one in self.of(link.session) if one is not link)
+        others_bytes = sum(one.report.held_bytes + one.context_bytes for one in others)
+        return self._at_most(most_bytes + link.context_bytes + others_bytes)
+
+    def seen(self, target: Target, seen: Observation) -> None:
+        """Learn what the contexts of its linked processes take: the least that NVML has counted
+        beyond what their libraries count. (Their reports are up to 250 ms old.)"""
+        in_gpu = {one.ref: one.resident_bytes for one in seen.processes if one.resident_bytes}
+        for link in self.of(target.session):
+            if link.connected and link.ref in in_gpu:
+                link.sees_context(max(0, in_gpu[link.ref] - link.report.held_bytes))
 
     def done(self, link: Link, answer: PagerDone) -> bool:
         """Call ``link.done`` with no more bytes than the GPU has."""

@@ -90,6 +90,9 @@ class LinkHandler:
             self._links.handle_state(link, message)
             self._library_ram.changed()
             self._believe(link)
+            need_bytes = self._links.need_bytes(link, message)
+            if need_bytes and link.session is not None:
+                self._core.feed(ev.NeedReported(session=link.session, need_bytes=need_bytes))
 
     def _done(self, connection: Connection, message: PagerDone) -> None:
         link = self._link_of.get(connection)

@@ -249,6 +249,7 @@ static void drop_all(struct kp_ctx *c) {
     end_all(g.first);
     end_all(freed);
     kp_arena_context_gone(c->handle);
+    kp_driven_context_gone(c->handle);
     free(c);
 }
 

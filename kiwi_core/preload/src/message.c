@@ -101,6 +101,9 @@ size_t kp_write_state(char *line, size_t room, const struct kp_report *report) {
     kp_json_integer(&out, "paged_out_bytes", report->out);
     kp_json_integer(&out, "arena_bytes", report->arena);
     kp_json_integer(&out, "unowned_bytes", report->unowned);
+    kp_json_integer(&out, "held_bytes", report->held);
+    kp_json_integer(&out, "peak_bytes", report->peak);
+    if (report->lacked) kp_json_integer(&out, "lacked_bytes", report->lacked);
     kp_json_open(&out, "unowned");
     for (size_t i = 0; i < report->kinds; i++)
         if (report->counts[i].count) kp_json_integer(&out, report->counts[i].kind, report->counts[i].count);

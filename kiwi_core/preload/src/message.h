@@ -47,6 +47,7 @@ struct kp_count { /* memory of one kind that is not owned */
 struct kp_report { /* pager-state */
     const char *state;
     uint64_t resident, out, arena, unowned;
+    uint64_t held, peak, lacked; /* struct kp_need */
     const struct kp_count *counts;
     size_t kinds;
 };

@@ -64,8 +64,20 @@ struct kp_books {
     uint64_t out;      /* owned bytes in host memory only */
     uint64_t unowned[KP_FOREIGN_KINDS];
     uint64_t small_overhead; /* owned bytes that nobody asked for: rounding and free slots */
+    uint64_t driven; /* allocations that are left to the driver, because this library is only a gate */
 };
 void kp_own_books(struct kp_books *books);
+/* The GPU memory of this process by its own count, contexts apart. NVML is read twice a second, and sees no peak that
+ * is shorter; every allocation passes here. */
+struct kp_need {
+    uint64_t held;   /* now, in the GPU */
+    uint64_t peak;   /* the most since the last kp_need_take */
+    uint64_t lacked; /* the most that an allocation would have led to for which there was no memory; 0: none failed */
+};
+void kp_driven_context_gone(CUcontext ctx); /* a context has taken its memory with it */
+void kp_need_take(struct kp_need *need);
+void kp_need_grew(void);                /* after the books have grown */
+void kp_need_lacked(uint64_t bytes);    /* after an allocation of so much has failed for lack of memory */
 
 /* Sets the GPU whose memory is owned: the first one used. Called by start.c, or else by the first allocation. */
 void kp_own_start(CUdevice device);

@@ -59,8 +59,10 @@ static bool send_state(int64_t now_ns) {
     struct kp_count counts[KP_FOREIGN_KINDS];
     struct kp_report report = {.state = kp_pager_state(), .counts = counts, .kinds = KP_FOREIGN_KINDS};
     struct kp_arena_books host;
+    struct kp_need need;
     kp_link_take_books(); /* first: a change from here on is sent the next time */
     kp_own_books(&books);
+    kp_need_take(&need);
     kp_arena_books(&host);
     for (size_t i = 0; i < KP_FOREIGN_KINDS; i++) {
         counts[i] = (struct kp_count){kp_foreign_name((enum kp_foreign)i), clamped_integer(books.unowned[i])};
@@ -69,6 +71,9 @@ static bool send_state(int64_t now_ns) {
     report.unowned = clamped_integer(report.unowned);
     report.resident = clamped_integer(books.resident);
     report.out = clamped_integer(books.out);
+    report.held = clamped_integer(need.held);
+    report.peak = clamped_integer(need.peak);
+    report.lacked = clamped_integer(need.lacked);
     report.arena = clamped_integer(host.pinned + host.pageable);
     sent_state = report.state;
     sent_state_ns = now_ns;

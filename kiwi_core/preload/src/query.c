@@ -146,6 +146,7 @@ void kp_books_add(uint64_t *field, int64_t bytes) {
 void kp_own_seen_foreign(enum kp_foreign kind, int64_t bytes_or_count) {
     if ((unsigned)kind >= KP_FOREIGN_KINDS) return;
     kp_books_add(&kp_totals.unowned[kind], bytes_or_count);
+    if (bytes_or_count > 0) kp_need_grew();
     kp_link_books_changed(); /* the daemon must know soon what must not be moved */
 }
 
@@ -153,7 +154,47 @@ void kp_own_books(struct kp_books *out) {
     out->owned = __atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED);
     out->resident = __atomic_load_n(&kp_totals.resident, __ATOMIC_RELAXED);
     out->out = __atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED);
+    out->driven = __atomic_load_n(&kp_totals.driven, __ATOMIC_RELAXED);
     out->small_overhead = __atomic_load_n(&kp_totals.small_overhead, __ATOMIC_RELAXED);
     for (int i = 0; i < KP_FOREIGN_KINDS; i++)
         out->unowned[i] = __atomic_load_n(&kp_totals.unowned[i], __ATOMIC_RELAXED);
+}
+
+/* ---- needs ---------------------------------------------------------------------------------------------- */
+
+static uint64_t peak, lacked; /* since they were last taken; atomics */
+
+/* Returns the bytes of live allocations on this GPU; `owned` are those in the GPU, or all. */
+static uint64_t allocated(uint64_t owned) {
+    static const enum kp_foreign in_bytes[] = {KP_FOREIGN_POOL, KP_FOREIGN_ARRAY, KP_FOREIGN_VMM, KP_FOREIGN_PLAIN};
+    uint64_t sum = owned + __atomic_load_n(&kp_totals.driven, __ATOMIC_RELAXED);
+    for (size_t i = 0; i < sizeof in_bytes / sizeof *in_bytes; i++) {
+        int64_t bytes = (int64_t)__atomic_load_n(&kp_totals.unowned[in_bytes[i]], __ATOMIC_RELAXED);
+        if (bytes > 0) sum += (uint64_t)bytes;
+    }
+    return sum;
+}
+
+static uint64_t all_allocated(void) { return allocated(__atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED)); }
+
+static void raise_to(uint64_t *most, uint64_t bytes) {
+    uint64_t seen = __atomic_load_n(most, __ATOMIC_RELAXED);
+    while (seen < bytes &&
+           !__atomic_compare_exchange_n(most, &seen, bytes, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        continue;
+}
+
+void kp_need_grew(void) { raise_to(&peak, all_allocated()); }
+
+void kp_need_lacked(uint64_t bytes) {
+    if (kp_gpu.total_bytes && bytes > kp_gpu.total_bytes) return; /* no GPU could have given that */
+    raise_to(&lacked, all_allocated() + bytes);
+    kp_link_books_changed();
+}
+
+void kp_need_take(struct kp_need *need) {
+    need->held = allocated(__atomic_load_n(&kp_totals.resident, __ATOMIC_RELAXED));
+    need->peak = __atomic_exchange_n(&peak, all_allocated(), __ATOMIC_RELAXED);
+    need->lacked = __atomic_exchange_n(&lacked, 0, __ATOMIC_RELAXED);
+    if (need->peak < need->held) need->peak = need->held;
 }

@@ -31,7 +31,8 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
-            _learn(st, session, began_ns)
+            _learn(st, session, session.resident_bytes)
+            st.memory_read(session, began_ns)
             st.refresh(session)
             if session.asked_bytes:
                 growth.seen(st, session, began_ns)
@@ -46,13 +47,19 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         st.all_read(began_ns, _outside_bytes(st, event.free_bytes))
 
 
-def _learn(st: State, session: Session, began_ns: int) -> None:
+def need(st: State, event: ev.NeedReported) -> None:
+    session = st.known(event.session)
+    if session is not None:
+        _learn(st, session, min(event.need_bytes, st.total_bytes))
+        st.refresh(session)
+
+
+def _learn(st: State, session: Session, held_bytes: int) -> None:
     """Learn from a reading. Memory that was first read after its last burst ended was held in that
     burst, too, although the next one has begun meanwhile."""
     in_burst = session.want is RUNNING or session.mid_burst
     of_last = session.unread and not session.mid_burst and not session.attained_ns
-    session.learn_from_reading(session.resident_bytes, st.total_bytes, in_burst, of_last)
-    st.memory_read(session, began_ns)
+    session.learn_from_reading(held_bytes, st.total_bytes, in_burst, of_last)
 
 
 def _slipped(st: State, session: Session) -> None:
@@ -117,6 +124,7 @@ def deadline(st: State, event: ev.DeadlinePassed) -> None:
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.MemoryObserved: memory,
+    ev.NeedReported: need,
     ev.HostBudgetObserved: host_budget,
     ev.SettingsChanged: settings,
     ev.DeadlinePassed: deadline,

@@ -96,6 +96,7 @@ void kp_own_books(struct kp_books *books) {
     books->unowned[0] = choose(2);
     books->resident = choose(2); /* may be set while out: a page-out was cut short */
 }
+void kp_need_take(struct kp_need *need) { *need = (struct kp_need){choose(2), choose(2), choose(2)}; }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 void kp_log(bool warning, const char *format, ...) { (void)warning, (void)format; }
 

@@ -61,6 +61,7 @@ void kp_arena_books(struct kp_arena_books *books) { memset(books, 0, sizeof *boo
 bool kp_arena_stop(bool on, int64_t until_ns) { return !on || until_ns > 0; }
 void kp_move_forget(uint64_t most_bytes) { (void)most_bytes; }
 void kp_own_books(struct kp_books *books) { memset(books, 0, sizeof *books); }
+void kp_need_take(struct kp_need *need) { memset(need, 0, sizeof *need); }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 
 /* ---- the program ---- */
