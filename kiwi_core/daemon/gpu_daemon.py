@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.address import Address
 from kiwi_core.daemon.base.admission import Admission, Door
 from kiwi_core.daemon.base.claim import GpuClaim
@@ -440,6 +441,8 @@ class GpuDaemon:
 
     def _errors(self) -> list[str]:
         errors = self._machine.warnings()
+        if self._pager.nameless:
+            errors.append(user_texts.NAMELESS)
         if self._observer.error:
             errors.append(self._observer.error)
         if self._shares_warning:

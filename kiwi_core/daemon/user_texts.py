@@ -11,6 +11,12 @@ from kiwi_core.units import format_period_s
 if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import SessionRecord
 
+NAMELESS = (
+    "NVML does not show how much GPU memory each program has here (a PID namespace of its own, as in "
+    "a container, or a machine without these figures). Kiwi goes by what its library counts in each "
+    "program; a program without the library gets the GPU alone."
+)
+
 _REASONS = {
     Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
     Reason.NO_ROOM: "the GPU had not enough free memory",

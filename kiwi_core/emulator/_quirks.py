@@ -37,6 +37,7 @@ QUIRKS: dict[str, int] = {
     "memory_info_fails": 1 << 14,
     "questions_pass": 1 << 15,
     "checkpoint_needs_room": 1 << 16,
+    "no_process_sizes": 1 << 17,
 }
 """The bits of ``enum ke_quirk``.
 
@@ -55,6 +56,7 @@ QUIRKS: dict[str, int] = {
 - ``kill_takes_host_down``: killing a live process that was restored takes the host down; see
   ``host_down``.
 - ``no_process_rows``: NVML shows no processes, as in another PID namespace.
+- ``no_process_sizes``: NVML's rows name the processes, but not their memory, as on WSL.
 - ``mig``: NVML says that MIG is on, and a checkpoint answers OUT_OF_MEMORY.
 - ``broken_stays``: a checkpoint of a process with a broken context answers that context's error.
 - ``memory_info_fails``: ``cuMemGetInfo`` of the target answers OPERATING_SYSTEM while it is
@@ -91,7 +93,8 @@ DRIVERS: dict[str, Profile] = {
     "595-open": Profile((*_ON_ALL, "nccl_kills", "kill_takes_host_down"), "595.71.05", 13020),
     "610": Profile((*_ON_ALL, "nccl_kills"), "610.57.04", 13030),
     # ``kill_takes_host_down`` is missing: tests kill programs everywhere, and would have to page
-    # each program out first. ``no_process_rows`` and ``mig`` belong to a machine, not to a driver.
+    # each program out first. ``no_process_rows``, ``no_process_sizes`` and ``mig`` belong to a
+    # machine, not to a driver.
     "worst": Profile((*_ON_ALL, "nccl_kills", "serialised_caller"), "595.84", 13020),
     "tame": Profile((), "580.00", 13000),
 }

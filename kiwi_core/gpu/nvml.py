@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kiwi_core.errors import GpuError
+from kiwi_core.gpu.processes import is_kernel_thread
 from kiwi_core.gpu.results import binding_error, nvml_error
 
 if TYPE_CHECKING:
@@ -140,23 +141,31 @@ def names_processes() -> bool:
 
 
 def processes(uuid: str) -> dict[int, int]:
-    """Return the bytes on this GPU by pid, contexts included, as far as NVML reports them."""
-
-    def read(nvml: Any) -> dict[int, int]:
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
-        return {int(p.pid): int(p.usedGpuMemory) for p in running if p.usedGpuMemory is not None}
-
-    return _call(f"reading the processes on {uuid}", read)
+    """Return the bytes on this GPU by pid, contexts included, as far as NVML reports them. Rows
+    that cannot be true are left out: more memory than the GPU has, or a thread of the kernel."""
+    return {pid: size_bytes for pid, size_bytes in _rows(uuid) if size_bytes is not None}
 
 
 def all_sizes_known(uuid: str) -> bool:
     """Return whether NVML reports the memory of each process on this GPU."""
+    return all(size_bytes is not None for _, size_bytes in _rows(uuid))
 
-    def read(nvml: Any) -> bool:
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
-        return all(p.usedGpuMemory is not None for p in running)
+
+def _rows(uuid: str) -> list[tuple[int, int | None]]:
+    def read(nvml: Any) -> list[tuple[int, int | None]]:
+        gpu = _handle(nvml, uuid)
+        total_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)
+        return [
+            (int(row.pid), _size(row.usedGpuMemory, total_bytes))
+            for row in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+            if not is_kernel_thread(int(row.pid))
+        ]
 
     return _call(f"reading the processes on {uuid}", read)
+
+
+def _size(reported: Any, total_bytes: int) -> int | None:
+    return int(reported) if reported is not None and int(reported) <= total_bytes else None
 
 
 def utilisation_samples(uuid: str, since_us: int) -> tuple[UtilisationSample, ...] | None:

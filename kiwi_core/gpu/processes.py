@@ -38,6 +38,8 @@ _DEAD: Final = frozenset("ZXx")
 _EXITING: Final = 0x4
 """PF_EXITING of the kernel's flags: the process was killed and only releases resources. It no
 longer responds, although it still shows as running."""
+_KERNEL_THREAD: Final = 0x200000
+"""PF_KTHREAD of the kernel's flags: no program, whatever has its pid elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ def _status(pid: int, field: str) -> list[str]:
     text = _looked(pid, lambda: text_of(f"/proc/{pid}/status")) or ""
     found = (line.split() for line in text.split("\n") if line.startswith(field))
     return next(found, [])[1:]
+
+
+def is_kernel_thread(pid: int) -> bool:
+    stat = stat_of(pid)
+    return stat is not None and bool(stat.flags & _KERNEL_THREAD)
 
 
 def is_process(pid: int) -> bool:

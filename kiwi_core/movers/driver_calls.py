@@ -61,6 +61,7 @@ class RemoteGpu:
         self._movers = movers
         self._uuid = uuid
         self._total_bytes = total_bytes
+        self._rows_doubted = False
 
     def total_bytes(self) -> int:
         return self._total_bytes
@@ -72,8 +73,13 @@ class RemoteGpu:
         found = await self._movers.call("gauges", self._uuid, deadline_s=ANSWER_S)
         return msgspec.convert(found, GpuGauges)
 
+    def doubt_rows(self, doubted: bool) -> None:
+        self._rows_doubted = doubted
+
     async def names_users(self) -> bool:
-        return bool(await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S))
+        return not self._rows_doubted and bool(
+            await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S)
+        )
 
     async def bytes_by_pid(self) -> dict[int, int]:
         found = await self._movers.call("processes", self._uuid, deadline_s=ANSWER_S)

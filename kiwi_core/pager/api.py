@@ -113,6 +113,8 @@ class Observation:
     busy: bool | None = None
     processes: tuple[ProcessMemory, ...] = field(default=())
     owned: bool = False
+    unsized: bool = False
+    """NVML does not show what a process has in the GPU, and no library counts it."""
     stopped: str = ""
     """Why a process of the session does not run ("stopped by Ctrl-Z …"): then the pager does not
     ask the driver about it, because the driver does not answer before the process goes on. Empty:

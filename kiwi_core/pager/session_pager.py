@@ -61,6 +61,11 @@ class SessionPager:
         """Return what moves the session's memory, as of the last observation."""
         return self._moved_by.get(session, MovedBy.CHECKPOINT)
 
+    @property
+    def nameless(self) -> bool:
+        """Whether NVML does not show what some processes have in the GPU."""
+        return self._checkpoint.nameless.some
+
     def why_stopped(self, target: Target) -> str:
         return self._checkpoint.why_stopped(target)
 
@@ -106,8 +111,11 @@ class SessionPager:
 
     async def observe(self, target: Target) -> Observation:
         """Observe. Raises ``GpuError`` only if the driver or NVML as a whole cannot be asked."""
+        links = self._living(target)
         async with self._lock_of(target.session):
             seen = await self._checkpoint.observe(target)
+            counted = {link.ref: link.report.held_bytes for link in links if link.connected}
+            seen = await self._checkpoint.sized(seen, counted)
         links = self._living(target)
         linked = {link.ref: link.report for link in links}
         if not seen.alive:

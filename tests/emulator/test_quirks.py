@@ -503,6 +503,15 @@ def test_a_restore_that_is_invalid_for_ever(worst, pair):
     assert controller.get(f"checkpoint_of({target.pid}).state") == "checkpointed"
 
 
+def test_nvml_names_processes_without_sizes(worst, pair):
+    controller, _ = pair
+    controller.do("import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)")
+    sizes = "[p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]"
+    assert controller.get(sizes)[0] > 0
+    emulator.set_quirk(worst.state, "no_process_sizes")
+    assert controller.get(sizes) == [None]
+
+
 def test_nvml_shows_no_processes_in_another_pid_namespace(worst, pair):
     controller, _ = pair
     controller.do("import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)")

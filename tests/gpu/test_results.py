@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import driver
+from kiwi_core.gpu import driver, nvml
 from kiwi_core.gpu.results import cuda_error, nvml_error
 
 
@@ -88,3 +89,25 @@ def test_a_process_that_is_gone() -> None:
     assert state is driver.CheckpointState.NOT_A_CUDA_PROCESS
     with pytest.raises(GpuError, match="not a live process"):
         driver.unlock(process.pid)
+
+
+def test_rows_that_cannot_be_true_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seen on machines whose NVML answers with pids of another namespace, or with garbage."""
+    row = SimpleNamespace
+    mine = os.getpid()
+    rows = [row(pid=mine, usedGpuMemory=5), row(pid=2, usedGpuMemory=7)]
+    fake = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda _uuid: 0,
+        nvmlDeviceGetMemoryInfo=lambda _gpu: row(total=100),
+        nvmlDeviceGetComputeRunningProcesses=lambda _gpu: rows,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(nvml, "_initialised_pid", -1)
+    monkeypatch.setattr(nvml, "is_kernel_thread", lambda pid: pid == 2)
+    assert nvml.processes("GPU-1") == {mine: 5}
+    assert nvml.all_sizes_known("GPU-1")
+    rows.append(row(pid=1, usedGpuMemory=71 << 40))
+    assert nvml.processes("GPU-1") == {mine: 5}
+    assert not nvml.all_sizes_known("GPU-1")

@@ -106,6 +106,9 @@ class Machine:
     def total_bytes(self) -> int:
         return self.total
 
+    def doubt_rows(self, doubted: bool) -> None:
+        pass
+
     async def names_users(self) -> bool:
         return self.names
 

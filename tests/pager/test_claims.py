@@ -63,6 +63,9 @@ class Stage:
                 stage.after_a_look()
                 return free_bytes
 
+            def doubt_rows(self, doubted: bool) -> None:
+                pass
+
             async def names_users(self) -> bool:
                 return stage.named
 

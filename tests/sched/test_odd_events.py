@@ -330,3 +330,31 @@ def test_a_library_counts_a_peak_that_no_reading_shows() -> None:
     scheduler.handle(ev.NeedReported(session=b, need_bytes=4 * GIB), 5)
     assert learnt(b, 5) is None, "it has had no burst"
     scheduler.handle(ev.NeedReported(session=SessionId("c"), need_bytes=GIB), 6)
+
+
+def test_a_session_of_which_nobody_says_what_it_has_runs_alone() -> None:
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB, tq_ns=30 * NS_PER_S, checks=True)
+    a, b = SessionId("a"), SessionId("b")
+    for session in (a, b):
+        scheduler.handle(ev.SessionJoined(session=session), 0)
+    held = {a: 2 * GIB}
+
+    def look(now_ns: int, *unsized: SessionId) -> None:
+        seen = ev.MemoryObserved(free_bytes=8 * GIB, resident_bytes=held, unsized=list(unsized))
+        scheduler.handle(seen, now_ns)
+
+    for burst in range(1, 6):
+        scheduler.handle(ev.LeaseRequested(session=a, burst=burst), 10 * burst)
+        look(10 * burst + 1, a)
+        scheduler.handle(ev.BurstEnded(session=a, burst=burst), 10 * burst + 2)
+    seen = scheduler.view(60).session(a)
+    assert seen is not None
+    assert seen.peak_bytes is None, "its share of what is in use is no reading of its own"
+    scheduler.handle(ev.LeaseRequested(session=a, burst=6), 61)
+    scheduler.handle(ev.LeaseRequested(session=b, burst=1), 62)
+    assert scheduler.holders == (a,), "nobody runs beside it"
+    scheduler.handle(ev.BurstEnded(session=a, burst=6), 63)
+    look(64)
+    seen = scheduler.view(65).session(a)
+    assert seen is not None
+    assert seen.peak_bytes == 2 * GIB

@@ -66,6 +66,7 @@ class Machine(RuleBasedStateMachine):
         self.used = {}  # when the session's last burst ended
         self.back = {}  # when the session's last page-in for a hint ended
         self.owned = set()  # sessions whose memory a library owns
+        self.unsized = set()  # sessions of which nobody says what they have in the GPU
         self.unguarded = set()
         self.stopped = set()  # sessions whose process does not run
         self.kept_out = set()
@@ -290,6 +291,7 @@ class Machine(RuleBasedStateMachine):
                 free_bytes=TOTAL - sum(self.device.values()),
                 resident_bytes=present,
                 owned=[session for session in present if session in self.owned],
+                unsized=[session for session in present if session in self.unsized],
             )
         )
         running = set(self.scheduler.view(self.now_ns).holders)
@@ -301,6 +303,14 @@ class Machine(RuleBasedStateMachine):
         """Toggle whether a library owns the session's memory."""
         if (session := self.ids.get(name)) is not None:
             self.owned ^= {session}
+            self.look()
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def its_size_is_unknown(self, name):
+        """Toggle whether anybody says what the session has in the GPU."""
+        if (session := self.ids.get(name)) is not None:
+            self.unsized ^= {session}
             self.look()
 
     @precondition(lambda self: self.ids)

@@ -243,6 +243,7 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_in
         uint64_t used = shown(p, d->gpu);
         int pid = p->pid && used ? ke_pid_here(state, p) : 0;
         if (pid <= 0) continue; /* NVML does not name processes of another PID namespace */
+        if (state->quirks & KE_NO_PROCESS_SIZES) used = ~0ull; /* NVML_VALUE_NOT_AVAILABLE */
         if (n < room) out[n] = (struct process_info){(unsigned)pid, used, ~0u, ~0u};
         n++;
     }

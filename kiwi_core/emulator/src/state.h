@@ -59,6 +59,7 @@ enum ke_quirk {
     KE_MEMORY_INFO_FAILS = 1u << 14,
     KE_QUESTIONS_PASS = 1u << 15,
     KE_CHECKPOINT_NEEDS_ROOM = 1u << 16,
+    KE_NO_PROCESS_SIZES = 1u << 17,
 };
 
 /* The part of a context that NVML counts for no process: an H200 freed 6 MiB more than the row said, and took as much

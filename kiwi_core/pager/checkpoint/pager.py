@@ -22,7 +22,13 @@ from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
 from kiwi_core.pager.checkpoint.stopped import BY_ANOTHER, has_driver, why_stopped
 from kiwi_core.pager.checkpoint.survey import Survey, UsageMeter
 from kiwi_core.pager.checkpoint.transaction import Transaction, refusal_for_ram
-from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
+from kiwi_core.pager.nameless import Nameless, NamelessMemory
+from kiwi_core.pager.checkpoint.unmovable import (
+    RestoreFailures,
+    Unmovable,
+    has_no_context,
+    has_uvm,
+)
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
@@ -75,6 +81,7 @@ class CheckpointPager:
     ) -> None:
         self.room = GpuRoom(gpu, config)
         """Shared with others that bring memory into this GPU."""
+        self.nameless = NamelessMemory(gpu)
         self._footprints = Footprints()
         self._meter = UsageMeter(gpu, self._footprints)
         self._survey = Survey(driver, self._meter, self._footprints, other_roots)
@@ -144,6 +151,31 @@ class CheckpointPager:
             busy=busy,
             processes=seen,
             stopped=next((member.stopped for member in members if member.stopped), ""),
+        )
+
+    async def sized(self, seen: Observation, counted: Mapping[ProcessRef, int]) -> Observation:
+        """Return ``seen`` with the sizes of processes of which NVML shows none. ``counted`` is what
+        libraries count, by process."""
+        rows = self._meter.last.bytes_by_pid
+        here = [one for one in seen.processes if one.residency is not Residency.PAGED_OUT]
+        found = [
+            Nameless(one.ref, counted.get(one.ref), one.ref in counted or has_uvm(one.ref))
+            for one in here
+            if one.ref.pid not in rows and not has_no_context(one.ref)
+        ]
+        in_rows = [one.ref for one in here if one.ref.pid in rows]
+        sizes = await self.nameless.sizes(found, in_rows, sum(rows.values()))
+        if not sizes:
+            return seen
+        parts = tuple(
+            replace(one, resident_bytes=sizes.get(one.ref, one.resident_bytes))
+            for one in seen.processes
+        )
+        return replace(
+            seen,
+            processes=parts,
+            resident_bytes=sum(one.resident_bytes for one in parts),
+            unsized=any(ref not in counted for ref in sizes),
         )
 
     async def locked_or_out(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:

@@ -45,6 +45,10 @@ class GpuReadings(Protocol):
         """Return whether ``bytes_by_pid`` names everybody who uses the GPU."""
         ...
 
+    def doubt_rows(self, doubted: bool) -> None:
+        """Record whether processes with a context lack rows: ``names_users`` is false then."""
+        ...
+
     async def bytes_by_pid(self) -> dict[int, int]:
         """Return the bytes, contexts included, of the processes that NVML can name."""
         ...

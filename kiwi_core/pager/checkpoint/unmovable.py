@@ -114,6 +114,12 @@ def has_no_context(ref: ProcessRef, *, root: Path = Path("/")) -> bool:
     return any(_OUR_LIBRARY in name for name in _mapped(ref.pid, root))
 
 
+def has_uvm(ref: ProcessRef, *, root: Path = Path("/")) -> bool:
+    """Return whether ``ref`` has mapped the driver's unified memory, as each process with a context
+    has on a real GPU."""
+    return _uvm_mappings(ref.pid, root) > 0
+
+
 def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> WhyUnmovable | None:
     """Return why the driver must not move ``ref``, if it has a library that is not connected: the
     gate is open, and a synchronise call would crash the process during the move."""

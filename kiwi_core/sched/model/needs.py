@@ -70,17 +70,25 @@ class Needs:
     """How far the last burst grew beyond ``earlier_peak_bytes``."""
     quiet_bursts: int = 0
     """Bursts since the last one that grew; all of them if none did."""
+    unsized: bool = False
+    """Whether nobody can say what it has in the GPU: then it runs alone."""
     durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
     """How long its last bursts held the lease."""
 
+    def sees_size(self, known: bool) -> None:
+        """Record whether a reading shows what the session has in the GPU."""
+        self.unsized = not known
+
     def is_unknown(self, total_bytes: int) -> bool:
+        if self.unsized:
+            return True
         lively = self.quiet_bursts < QUIET_BURSTS
         return lively and self.peak_bytes <= _small_bytes(total_bytes)
 
     def expected_bytes(self, held_bytes: int, total_bytes: int) -> int:
         """Return the expected need without the margin: at most the whole GPU, and up to that no
         less than ``held_bytes``, what the session holds now and has asked for."""
-        if self.quiet_bursts < QUIET_BURSTS and self.is_unknown(total_bytes):
+        if self.unsized or (self.quiet_bursts < QUIET_BURSTS and self.is_unknown(total_bytes)):
             return total_bytes
         need = held_bytes if held_bytes > self.peak_bytes else self.peak_bytes
         if need > total_bytes:
@@ -90,7 +98,7 @@ class Needs:
     def wish_bytes(self, need_bytes: int, total_bytes: int) -> int:
         """Return ``need_bytes`` plus the growth of the last burst; the whole GPU for a session that
         never held GPU memory, which may begin with any cell."""
-        if not self.peak_bytes:
+        if self.unsized or not self.peak_bytes:
             return total_bytes
         wish_bytes = need_bytes + self.growth_bytes
         return wish_bytes if wish_bytes < total_bytes else total_bytes

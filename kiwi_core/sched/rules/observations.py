@@ -31,7 +31,9 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
-            _learn(st, session, session.resident_bytes)
+            session.sees_size(session_id not in event.unsized)
+            if not session.unsized:
+                _learn(st, session, session.resident_bytes)
             st.memory_read(session, began_ns)
             st.refresh(session)
             if session.asked_bytes:
