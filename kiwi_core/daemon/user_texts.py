@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import SessionRecord
 
 NAMELESS = (
-    "NVML does not show how much GPU memory each program has here (a PID namespace of its own, as in "
-    "a container, or a machine without these figures). Kiwi goes by what its library counts in each "
-    "program; a program without the library gets the GPU alone."
+    "NVML does not show how much GPU memory each program has here (a PID namespace of its own, as "
+    "in a container, or a machine without these figures). Kiwi goes by what its library counts in "
+    "each program; a program without the library gets the GPU alone."
 )
 
 _REASONS = {

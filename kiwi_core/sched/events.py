@@ -188,7 +188,8 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     is that of the whole GPU. ``began_ns`` is when the reading began, on the clock of ``handle``'s
     ``now_ns``; ``None``: just now. Numbers from before the end of an operation are stale.
     ``unsized`` lists sessions whose bytes are only a share of what is in use: nobody says what each
-    program has. ``at_large`` lists sessions that have memory in the GPU and that the driver has not locked;
+    program has. ``at_large`` lists sessions that have memory in the GPU and that the driver has not
+    locked;
     ``owned`` those in ``resident_bytes`` whose libraries own and move their memory; ``nowhere``
     those that have memory neither in the GPU nor anywhere else."""
 

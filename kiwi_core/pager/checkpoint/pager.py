@@ -22,13 +22,13 @@ from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
 from kiwi_core.pager.checkpoint.stopped import BY_ANOTHER, has_driver, why_stopped
 from kiwi_core.pager.checkpoint.survey import Survey, UsageMeter
 from kiwi_core.pager.checkpoint.transaction import Transaction, refusal_for_ram
-from kiwi_core.pager.nameless import Nameless, NamelessMemory
 from kiwi_core.pager.checkpoint.unmovable import (
     RestoreFailures,
     Unmovable,
     has_no_context,
     has_uvm,
 )
+from kiwi_core.pager.nameless import Nameless, NamelessMemory
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:

@@ -115,6 +115,8 @@ class Needs:
     def learn_from_end(self, attained_ns: int, total_bytes: int) -> None:
         """Learn from a burst that has ended."""
         self.durations_ns.append(attained_ns)
+        if self.unsized:
+            return
         self.earlier_peak_bytes = max(self.peaks_bytes, default=0)
         self.peaks_bytes.append(self.burst_peak_bytes)
         self.quiet_bursts += 1

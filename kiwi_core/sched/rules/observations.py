@@ -31,13 +31,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
-            session.sees_size(session_id not in event.unsized)
-            if not session.unsized:
-                _learn(st, session, session.resident_bytes)
-            st.memory_read(session, began_ns)
-            st.refresh(session)
-            if session.asked_bytes:
-                growth.seen(st, session, began_ns)
+            _read(st, session, began_ns, unsized=session_id in event.unsized)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)
         if session is None:
@@ -47,6 +41,16 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         st.all_read(began_ns, _outside_bytes(st, event.free_bytes))
+
+
+def _read(st: State, session: Session, began_ns: int, *, unsized: bool) -> None:
+    session.sees_size(not unsized)
+    if not unsized:
+        _learn(st, session, session.resident_bytes)
+    st.memory_read(session, began_ns)
+    st.refresh(session)
+    if session.asked_bytes:
+        growth.seen(st, session, began_ns)
 
 
 def need(st: State, event: ev.NeedReported) -> None:
