@@ -353,8 +353,8 @@ def test_a_session_of_which_nobody_says_what_it_has_runs_alone() -> None:
     scheduler.handle(ev.LeaseRequested(session=a, burst=6), 61)
     scheduler.handle(ev.LeaseRequested(session=b, burst=1), 62)
     assert scheduler.holders == (a,), "nobody runs beside it"
-    scheduler.handle(ev.BurstEnded(session=a, burst=6), 63)
-    look(64)
+    look(63)
+    scheduler.handle(ev.BurstEnded(session=a, burst=6), 64)
     seen = scheduler.view(65).session(a)
     assert seen is not None
     assert seen.peak_bytes == 2 * GIB
