@@ -86,6 +86,9 @@ class Reason(str, Enum):
 
     LOCK_TIMEOUT = "lock-timeout"
     """The process did not come to rest in time (a long kernel, a stuck collective)."""
+    DRAINING = "draining"
+    """Work that the program has given to the GPU has not ended yet. Its new work waits at the gate
+    meanwhile, so the next try comes soon and begins where this one ended."""
     NO_ROOM = "no-room"
     """The GPU did not have enough verified free memory for a restore."""
     NO_HOST_MEMORY = "no-host-memory"

@@ -19,6 +19,7 @@ NAMELESS = (
 
 _REASONS = {
     Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
+    Reason.DRAINING: "work that it has already given to the GPU must end first; its new work waits",
     Reason.NO_ROOM: "the GPU had not enough free memory",
     Reason.NO_HOST_MEMORY: "system RAM has no room for it",
     Reason.NO_JOB_MEMORY: "its job or container has too little RAM for it",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from world import World
 
+from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Notify, PageOut
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, Notice, Reason, Residency, SessionState
@@ -358,3 +360,46 @@ def test_a_session_of_which_nobody_says_what_it_has_runs_alone() -> None:
     seen = scheduler.view(65).session(a)
     assert seen is not None
     assert seen.peak_bytes == 2 * GIB
+
+
+@pytest.mark.parametrize("policy", ["interactive", "round-robin"])
+def test_work_that_must_end_first_is_asked_for_again_soon_and_the_waiter_knows(policy: str) -> None:
+    scheduler = Scheduler(
+        10 * GIB, host_budget_bytes=64 * GIB, tq_ns=10 * NS_PER_S, checks=True, policy=policy
+    )
+    a, b = SessionId("a"), SessionId("b")
+    for session in (a, b):
+        scheduler.handle(ev.SessionJoined(session=session), 0)
+    scheduler.handle(ev.LeaseRequested(session=a, burst=1), 1)
+    seen = ev.MemoryObserved(free_bytes=4 * GIB, resident_bytes={a: 6 * GIB})
+    scheduler.handle(seen, 2)
+    scheduler.handle(ev.LeaseRequested(session=b, burst=1), 3)
+    now_ns = 10 * NS_PER_S + 10
+    tries = 0
+    while now_ns < 4000 * NS_PER_S:
+        orders = scheduler.handle(ev.DeadlinePassed(), now_ns)
+        for order in (one for one in orders if isinstance(one, PageOut)):
+            if tries:
+                assert blocked(scheduler, now_ns) == "draining: it must end first"
+            tries += 1
+            now_ns += 10 * NS_PER_S
+            refused = ev.PageOutRefused(
+                op=order.op, reason=Reason.DRAINING, detail="it must end first."
+            )
+            told = [one for one in scheduler.handle(refused, now_ns) if isinstance(one, Notify)]
+            assert Notice.PAGE_OUT_REFUSED not in [one.notice for one in told]
+            assert blocked(scheduler, now_ns) == "draining: it must end first"
+            assert scheduler.next_deadline_ns() == now_ns + DEFAULTS.refusal_backoff_ns
+        now_ns = scheduler.next_deadline_ns() or now_ns + NS_PER_S
+    assert tries > 300
+    orders = scheduler.handle(ev.DeadlinePassed(), now_ns)
+    (order,) = (one for one in orders if isinstance(one, PageOut))
+    out = ev.PagedOut(op=order.op, moved_bytes=6 * GIB, elapsed_ns=NS_PER_S)
+    scheduler.handle(out, now_ns + NS_PER_S)
+    assert scheduler.holders == (b,)
+
+
+def blocked(scheduler: Scheduler, now_ns: int) -> str:
+    (entry,) = scheduler.view(now_ns).queue
+    assert entry.blocked is Notice.BLOCKED_REFUSED
+    return entry.detail

@@ -152,6 +152,7 @@ static int patience_ms(int64_t now_ns) {
                       : kp_protocol_welcomed() ? kp_protocol_due_ns()
                                            : dialled_ns + WELCOME_NS;
     if (more_ns < until_ns) until_ns = more_ns;
+    if (kp_pager_due_ns() < until_ns) until_ns = kp_pager_due_ns();
     if (until_ns > now_ns + LOOK_NS) until_ns = now_ns + LOOK_NS;
     return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / MS) + 1;
 }
@@ -186,6 +187,7 @@ static void once(void) {
     if (kp_wire.socket.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
     if (kp_wire.socket.fd >= 0 && !kp_protocol_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
     if (kp_wire.socket.fd >= 0 && (!kp_protocol_send_due(now_ns) || !kp_wire_flush(&kp_wire))) cut_off(now_ns);
+    kp_pager_look(now_ns);
     if (kp_alone_due_ns() <= now_ns && alone_ns() <= now_ns) kp_alone(now_ns);
     wait_for_something();
 }

@@ -9,6 +9,7 @@
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
+#include "log.h"
 #include "own.h"
 
 static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
@@ -17,6 +18,15 @@ static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
 static bool held; /* the gate is closed and the GPU idle; the gate is also shut if the daemon ordered it */
 static bool yielded; /* the driver may have the process: no call of ours until the daemon's next order */
 static bool out;  /* held, and the memory is not in the GPU */
+
+/* A program can have given the GPU more work than ends within one order's time. If the gate opened then, the program
+ * would fill the queue again, and no order would ever succeed. So the gate stays closed between orders: new work
+ * waits, waits pass. It opens if no order follows soon, or if the work does not end for long: it may depend on work
+ * that waits at the gate. That is not tried a second time. */
+static const int64_t DRAIN_MAX_NS = 120 * (int64_t)1000000000;
+static const int64_t NEXT_ORDER_NS = 5 * (int64_t)1000000000; /* the daemon tries again after a second or two */
+static bool draining, drained_in_vain;
+static int64_t drain_until_ns, next_order_ns;
 
 static void moved(struct kp_outcome *o, uint64_t bytes) {
     *o = (struct kp_outcome){.what = KP_MOVED, .reason = "", .bytes = bytes};
@@ -30,8 +40,31 @@ static void refused(struct kp_outcome *o, const char *reason, const char *detail
 static void set(bool *what, bool to) { __atomic_store_n(what, to, __ATOMIC_RELEASE); }
 
 static void let_go(void) {
+    draining = false;
     set(&held, false);
     kp_gate_open();
+}
+
+/* Returns whether the gate stays closed although the GPU's work did not end in time. */
+static bool keeps_draining(void) {
+    int64_t now_ns = kp_now_ns();
+    if (drained_in_vain) return false;
+    if (!draining) drain_until_ns = now_ns + DRAIN_MAX_NS;
+    draining = now_ns < drain_until_ns;
+    drained_in_vain = !draining;
+    next_order_ns = now_ns + NEXT_ORDER_NS;
+    return draining;
+}
+
+int64_t kp_pager_due_ns(void) {
+    return !draining ? INT64_MAX : next_order_ns < drain_until_ns ? next_order_ns : drain_until_ns;
+}
+
+void kp_pager_look(int64_t now_ns) {
+    if (now_ns < kp_pager_due_ns()) return;
+    drained_in_vain = now_ns >= drain_until_ns;
+    kp_note("the gate opens: %s", drained_in_vain ? "the GPU's work does not end" : "nobody wants the GPU any more");
+    let_go();
 }
 
 /* Ends a yield: the daemon's order means that the driver has let go of the process. */
@@ -63,7 +96,13 @@ static void settle(int64_t until_ns, struct kp_outcome *o) {
     }
     kp_move_settle(until_ns, o);
     set(&held, o->what == KP_MOVED);
-    if (!held) kp_gate_open();
+    if (held) {
+        draining = false;
+    } else if (!strcmp(o->reason, "lock-timeout") && keeps_draining()) {
+        refused(o, "draining", "work already given to the GPU has not ended yet; new work waits until it has");
+    } else {
+        let_go();
+    }
 }
 
 /* Settles and shuts the gate. From here to let_go the driver may have the process, and no thread of the process
@@ -101,14 +140,14 @@ static void page_in(int64_t until_ns, struct kp_outcome *o) {
     if (out && kp_owning()) kp_move_in(until_ns, o);
     if (o->what == KP_REFUSED) return;
     out = false;
-    if (held) let_go();
+    if (held || draining) let_go();
 }
 
 static void let_run(struct kp_outcome *o) {
     moved(o, 0);
     take_back();
     if (out) refused(o, "driver", "its memory is out of the GPU and has to be paged in first");
-    else if (held) let_go();
+    else if (held || draining) let_go();
 }
 
 static void perform(const struct kp_message *order, struct kp_outcome *o) {
@@ -147,12 +186,12 @@ bool kp_pager_yielded(void) {
 
 void kp_pager_lost(void) {
     kp_gate_arm(false);
-    if (held && !out && !kp_pager_yielded()) let_go();
+    if (draining || (held && !out && !kp_pager_yielded())) let_go();
 }
 
 void kp_pager_leave(void) {
     kp_gate_arm(false);
-    if (held) let_go();
+    if (held || draining) let_go();
     out = false;
 }
 

@@ -15,6 +15,8 @@ void kp_pager_gate(bool open);   /* by the daemon's message: calls pass, or ask 
  * case in a library that is only a gate, and in one that owns memory once the daemon has told it to yield.
  * May be called by any thread. */
 bool kp_pager_yielded(void);
+int64_t kp_pager_due_ns(void);   /* when kp_pager_look has something to do; INT64_MAX: never */
+void kp_pager_look(int64_t now_ns); /* opens a gate that was kept closed between two orders, once its time is over */
 void kp_pager_lost(void);        /* the daemon is gone: a resident process runs on without it, unless it has yielded */
 void kp_pager_leave(void);       /* the process exits: ends all waits */
 const char *kp_pager_state(void); /* "resident", "held", "out" */

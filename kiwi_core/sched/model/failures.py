@@ -20,6 +20,8 @@ class Failures:
     """The last back-off after a refusal; 0 after a success."""
     backoff_until_ns: int = 0
     """No operation is tried on the session before this time."""
+    draining: bool = False
+    """Its last refusal was that work in the GPU must end first: it is tried again soon."""
     unmovable: bool = False
     """The driver cannot move its memory, or must not: during this burst its program is not
     stopped for a page-out again."""
@@ -32,10 +34,15 @@ class Failures:
     """What is wrong with this session as a target of operations."""
     problem_detail: str = ""
 
-    def back_off(self, config: Config, now_ns: int, *, longest: bool) -> None:
-        """Try nothing on the session for a while, twice as long after each refusal."""
+    def back_off(
+        self, config: Config, now_ns: int, *, longest: bool, draining: bool = False
+    ) -> None:
+        """Try nothing on the session for a while, twice as long after each refusal, but not while
+        its work in the GPU ends."""
         most_ns = config.refusal_backoff_max_ns
-        doubled_ns = min(self.backoff_ns * 2 or config.refusal_backoff_ns, most_ns)
+        last_ns = 0 if draining else self.backoff_ns
+        doubled_ns = min(last_ns * 2 or config.refusal_backoff_ns, most_ns)
+        self.draining = draining
         self.backoff_ns = most_ns if longest else doubled_ns
         self.backoff_until_ns = now_ns + self.backoff_ns
 
@@ -73,6 +80,6 @@ class Failures:
 
     def operation_succeeded(self) -> None:
         self.backoff_ns = self.backoff_until_ns = self.extra_room_bytes = 0
-        self.unmovable = False
+        self.unmovable = self.draining = False
         if self.problem is not None:
             self.problem_is_over()

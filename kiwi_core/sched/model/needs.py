@@ -88,7 +88,8 @@ class Needs:
     def expected_bytes(self, held_bytes: int, total_bytes: int) -> int:
         """Return the expected need without the margin: at most the whole GPU, and up to that no
         less than ``held_bytes``, what the session holds now and has asked for."""
-        if self.unsized or (self.quiet_bursts < QUIET_BURSTS and self.is_unknown(total_bytes)):
+        lively = self.unsized or self.quiet_bursts < QUIET_BURSTS
+        if lively and self.is_unknown(total_bytes):
             return total_bytes
         need = held_bytes if held_bytes > self.peak_bytes else self.peak_bytes
         if need > total_bytes:

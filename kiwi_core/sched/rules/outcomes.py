@@ -163,11 +163,12 @@ def _refused(
             bursts.turn_ended(st, session)  # it does not run: its turn is over anyway
         else:
             _runs_on(st, session)
-    known = reason in HOPELESS and words == session.problem_detail
+    draining = reason is Reason.DRAINING
+    known = draining or (reason in HOPELESS and words == session.problem_detail)
     if running.doing is PAGING_OUT:
         known = known or _is_known_to_user(session, reason, words)
         _stays(st, session, reason, detail)
-    session.back_off(st.config, st.now_ns, longest=reason in HOPELESS)
+    session.back_off(st.config, st.now_ns, longest=reason in HOPELESS, draining=draining)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported separately
         session.has_problem(notice, words)

@@ -186,7 +186,7 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     """Suspend the runners that have used up their quantum. ``others`` is the number of sessions in
     the way: if it exceeds the runners, one of them is being suspended or comes in already."""
     if not st.protects or others > len(st.runners):
-        waiter.unblock()
+        _unblock(st, waiter)
         return WAIT
     hindrance: tuple[Notice, str] | None = None
     runners = st.runners.values()
@@ -206,8 +206,19 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
         st.wake_at(reorders_at_ns)
     if waiter.blocked is not None:
-        waiter.unblock()
+        _unblock(st, waiter)
     return WAIT
+
+
+def _unblock(st: State, waiter: Session) -> None:
+    """Record that ``waiter`` will go on by itself, unless a runner is being stopped that could not
+    be stopped before, because work in the GPU had to end first: nobody knows how long that takes.
+    """
+    drains = next((one for one in st.ops.values() if one.draining), None)
+    if drains is None:
+        waiter.unblock()
+    else:
+        _block(st, waiter, *room.refused_by(drains))
 
 
 def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
