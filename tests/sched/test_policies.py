@@ -22,7 +22,7 @@ from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.model import GB, Setup, SimulatedMachine
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
-from kiwi_core.states import Priority
+from kiwi_core.states import Notice, Priority
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
@@ -290,6 +290,17 @@ def test_only_the_first_of_an_owners_many_waiters_is_checked(
     first = next(iter(st.queue.values()))
     assert st.policy.reorders_at_ns(st) == old_at_ns(st.policy, st, first) > st.now_ns
     assert set(looked_at) == {first.id, B}
+
+
+def test_time_changes_nothing_where_each_waiter_is_old_and_blocked() -> None:
+    world = World("gpu 10 tq=1 policy=interactive")
+    world.do(0, "memory; a joins; b joins")
+    world.do(1, "a asks 1; memory a=8; b asks 1")
+    st = world.scheduler._st
+    waiter = st.sessions[B]
+    st.now_ns, st.wake_ns = st.policy.old_at_ns(st, waiter, st.sessions[A]) + 1, None
+    waiter.block(Notice.BLOCKED_REFUSED, "another session cannot be moved")
+    assert st.policy.reorders_at_ns(st) is None
 
 
 def test_waiters_that_a_runner_hinders_do_not_each_ask_when_the_order_changes(
