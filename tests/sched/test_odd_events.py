@@ -403,3 +403,32 @@ def blocked(scheduler: Scheduler, now_ns: int) -> str:
     (entry,) = scheduler.view(now_ns).queue
     assert entry.blocked is Notice.BLOCKED_REFUSED
     return entry.detail
+
+
+def test_the_time_in_which_a_process_is_stopped_is_neither_held_nor_waited() -> None:
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB, tq_ns=900 * NS_PER_S, checks=True)
+    a, b = SessionId("a"), SessionId("b")
+
+    def sums(session: SessionId, now_s: int) -> tuple[int, int]:
+        seen = scheduler.view(now_s * NS_PER_S).session(session)
+        assert seen is not None
+        return seen.held_ns // NS_PER_S, seen.waited_ns // NS_PER_S
+
+    def at(now_s: int, *events: ev.Event) -> None:
+        for event in events:
+            scheduler.handle(event, now_s * NS_PER_S)
+
+    at(0, ev.SessionJoined(session=a), ev.SessionJoined(session=b))
+    at(0, ev.LeaseRequested(session=a, burst=1), ev.LeaseRequested(session=b, burst=1))
+    at(10, ev.SessionStopped(session=a, why="stopped"), ev.SessionStopped(session=b, why="stopped"))
+    assert (sums(a, 70), sums(b, 70)) == ((10, 0), (0, 10))
+    at(70, ev.SessionContinued(session=a), ev.SessionContinued(session=b))
+    assert (sums(a, 75), sums(b, 75)) == ((15, 0), (0, 15))
+    at(80, ev.SessionStopped(session=b, why="stopped"), ev.SessionStopped(session=b, why="still"))
+    at(90, ev.BurstEnded(session=a, burst=1))
+    assert (sums(a, 100), sums(b, 100)) == ((30, 0), (0, 20))
+    at(100, ev.SessionStopped(session=a, why="stopped"))
+    at(110, ev.SessionContinued(session=a), ev.LeaseWithdrawn(session=b, burst=1))
+    assert (sums(a, 120), sums(b, 120)) == ((30, 0), (0, 20))
+    at(130, ev.SessionContinued(session=b), ev.LeaseRequested(session=b, burst=2))
+    assert sums(b, 140) == (10, 20)

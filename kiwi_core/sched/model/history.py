@@ -88,6 +88,11 @@ class Record(Operations, Standing):
     its memory back to leave."""
     stretch_id: int = 0
     stretch_began_ns: int = 0
+    stood_ns: int = 0
+    """The part of the stretch in progress in which its process was stopped, and which does not
+    count; without the present stop."""
+    stands_since_ns: int | None = None
+    """When its process was stopped; ``None``: it runs."""
 
     held_ns: int = 0
     """How long it has held the lease, all bursts together; this and the next two without the
@@ -108,15 +113,20 @@ class Record(Operations, Standing):
         kind = self.stretch
         if kind is not None:
             began_ns = self.stretch_began_ns
-            lasted_ns = now_ns - began_ns
+            lasted_ns = counts_ns = now_ns - began_ns
+            if self.stood_ns or self.stands_since_ns is not None:
+                counts_ns -= self._stood_ns(now_ns)
+                self.stood_ns = 0
+                if self.stands_since_ns is not None:
+                    self.stands_since_ns = now_ns
             if kind is HOLDS:
-                self.held_ns += lasted_ns
+                self.held_ns += counts_ns
                 if then is SUSPENDED:
                     self.suspensions += 1
             else:
-                self.waited_ns += lasted_ns
+                self.waited_ns += counts_ns
                 if kind is SUSPENDED:
-                    self.suspended_ns += lasted_ns
+                    self.suspended_ns += counts_ns
                 elif then is HOLDS:
                     self.bursts_begun += 1
             if lasted_ns or then is not HOLDS:
@@ -130,6 +140,24 @@ class Record(Operations, Standing):
         if then is not None:
             history.serial = self.stretch_id = history.serial + 1
             self.stretch_began_ns = now_ns
+
+    def stands_still(self, now_ns: int) -> None:
+        """Record that its process was stopped: until it goes on, no time counts as held or
+        waited."""
+        if self.stands_since_ns is None:
+            self.stands_since_ns = now_ns
+
+    def goes_on(self, now_ns: int) -> None:
+        if self.stretch is not None:
+            self.stood_ns = self._stood_ns(now_ns)
+        self.stands_since_ns = None
+
+    def _stood_ns(self, now_ns: int) -> int:
+        """Return how long its process has been stopped in the stretch in progress."""
+        since_ns = self.stands_since_ns
+        if since_ns is None:
+            return self.stood_ns
+        return self.stood_ns + now_ns - max(since_ns, self.stretch_began_ns)
 
     def move_ended(
         self,
@@ -160,7 +188,9 @@ class Record(Operations, Standing):
 
     def account(self, now_ns: int) -> Account:
         """Return its sums until ``now_ns``, including the stretch in progress."""
-        present_ns = 0 if self.stretch is None else now_ns - self.stretch_began_ns
+        present_ns = 0
+        if self.stretch is not None:
+            present_ns = now_ns - self.stretch_began_ns - self._stood_ns(now_ns)
         return Account(
             self.held_ns + (present_ns if self.stretch is HOLDS else 0),
             self.waited_ns + (0 if self.stretch is HOLDS else present_ns),

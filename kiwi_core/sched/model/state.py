@@ -250,10 +250,12 @@ class State(Derived):
 
     def process_stops(self, session: Session, why: str) -> None:
         session.process_stops(why)
+        session.stands_still(self.now_ns)
         self.stopped.add(session.id)
 
     def process_continues(self, session: Session) -> None:
         session.process_runs()
+        session.goes_on(self.now_ns)
         session.forget_refusals_while_stopped()
         self.stopped.discard(session.id)
 
