@@ -17,6 +17,7 @@ from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Observation, ProcessMemory, worst
 from kiwi_core.pager.checkpoint.locking import FREE, Parts, stopped
+from kiwi_core.pager.checkpoint.nameless import Nameless, NamelessMemory
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
 from kiwi_core.pager.checkpoint.stopped import BY_ANOTHER, has_driver, why_stopped
@@ -28,7 +29,6 @@ from kiwi_core.pager.checkpoint.unmovable import (
     has_no_context,
     has_uvm,
 )
-from kiwi_core.pager.nameless import Nameless, NamelessMemory
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
