@@ -234,7 +234,7 @@ class GpuDaemon:
         )  # fmt: skip
         self._sessions = SessionHandler(
             self._registry, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES],
-            ExpectedSessions(scheduler, shares[EXPECTED], lambda: self._observer.is_blind),
+            ExpectedSessions(scheduler, shares[EXPECTED], self._is_blind),
         )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
@@ -429,6 +429,10 @@ class GpuDaemon:
         """
         return session in self._core.operations.sessions or self._pager.busy(session)
 
+    def _is_blind(self) -> bool:
+        """Return whether nobody should be placed on this GPU."""
+        return self._observer.is_blind or bool(self._machine.memory.without_nvml)
+
     def _runners(self) -> list[Target]:
         return self._targets(self._core.scheduler.holders)
 
@@ -441,7 +445,9 @@ class GpuDaemon:
 
     def _errors(self) -> list[str]:
         errors = self._machine.warnings()
-        if self._pager.nameless:
+        if why := self._machine.memory.without_nvml:
+            errors.append(f"{user_texts.WITHOUT_NVML} {why}")
+        elif self._pager.nameless:
             errors.append(user_texts.NAMELESS)
         if self._observer.error:
             errors.append(self._observer.error)

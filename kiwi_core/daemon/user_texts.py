@@ -17,6 +17,11 @@ NAMELESS = (
     "each program; a program without the library gets the GPU alone."
 )
 
+WITHOUT_NVML = (
+    "NVML answers nothing, so free GPU memory is asked of the driver itself. See whether "
+    "`nvidia-smi` works."
+)
+
 _REASONS = {
     Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
     Reason.DRAINING: "work that it has already given to the GPU must end first; its new work waits",

@@ -48,7 +48,7 @@ def claimed_restore(pid: int, gpu_uuid: str, claims_bytes: Sequence[int]) -> Non
             memory.free(address)
             driver.restore(pid)
             return
-        if nvml.memory(gpu_uuid).free_bytes >= least_bytes:
+        if _free_bytes(gpu_uuid, least_bytes) >= least_bytes:
             raise _no_room(least_bytes)  # what NVML reports as free cannot be had
     finally:
         gpu.close()
@@ -60,10 +60,19 @@ def _wait_until_free(gpu_uuid: str, size_bytes: int) -> None:
     """Wait until NVML counts the closed context as free. Raise ``NO_ROOM`` if that is not
     enough."""
     until_s = time.monotonic() + _CLOSED_WITHIN_S
-    while nvml.memory(gpu_uuid).free_bytes < size_bytes:
+    while _free_bytes(gpu_uuid, size_bytes) < size_bytes:
         if time.monotonic() > until_s:
             raise _no_room(size_bytes)
         time.sleep(_POLL_S)
+
+
+def _free_bytes(gpu_uuid: str, size_bytes: int) -> int:
+    """Return what NVML says is free. Raise ``NO_ROOM`` for ``size_bytes`` if it says nothing: an
+    error of NVML must not look like one of the restore."""
+    try:
+        return nvml.memory(gpu_uuid).free_bytes
+    except GpuError as error:
+        raise _no_room(size_bytes) from error
 
 
 def _claimed(claims_bytes: Sequence[int]) -> int | None:

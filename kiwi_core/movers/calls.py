@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import claims, driver, nvml
+from kiwi_core.gpu import claims, driver, memory, nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,16 @@ def free_bytes(gpu_uuid: str) -> int:
     return nvml.memory(gpu_uuid).free_bytes
 
 
+def free_bytes_of_driver(gpu_uuid: str) -> int:
+    """Return what the driver itself says is free. It takes a context, which is in the way of others
+    meanwhile."""
+    gpu = memory.open_gpu(gpu_uuid)
+    try:
+        return memory.free_bytes()
+    finally:
+        gpu.close()
+
+
 def why_no_moves() -> str:
     """Return why this machine's driver cannot move memory out and back in; "": it can."""
     return driver.capabilities().why_not
@@ -49,6 +59,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "unlock": driver.unlock,
     "gpus": nvml.gpus,
     "free_bytes": free_bytes,
+    "free_bytes_of_driver": free_bytes_of_driver,
     "names_users": names_users,
     "gauges": nvml.gauges,
     "processes": nvml.processes,

@@ -5,12 +5,15 @@ All raise ``GpuError``, of which ``Hung`` and ``Busy`` are subclasses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.nvml import GpuGauges, GpuInfo, UtilisationSample
+from kiwi_core.movers.errors import Busy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +27,13 @@ waits for an operation in progress on its target, so a shorter limit would give 
 
 AFTER_A_LOCK_S: Final = 5.0
 """Added to a lock's own time limit, which the driver keeps to the millisecond."""
+
+WITHOUT_NVML_AFTER_S: Final = 10.0
+"""Once NVML has answered nothing for this long, the GPU's free memory is asked of the driver. A
+shorter silence loses nothing: everybody waits for its end."""
+
+NVML_AGAIN_S: Final = 20.0
+"""Pause before NVML is asked again after that."""
 
 START_S: Final = 120.0
 """Limit for the very first answer: a mover has to start, and the driver to wake up."""
@@ -55,19 +65,55 @@ class RemoteDriver:
 
 
 class RemoteGpu:
-    """One GPU's memory, the processes that use it, and its load."""
+    """One GPU's memory, the processes that use it, and its load.
+
+    NVML may fail for good where the driver still works. Then the free memory comes from the driver
+    itself, and no process has a row.
+    """
 
     def __init__(self, movers: MoverPool, uuid: str, total_bytes: int) -> None:
         self._movers = movers
         self._uuid = uuid
         self._total_bytes = total_bytes
         self._rows_doubted = False
+        self._failing_since_s: dict[str, float] = {}
+        """When each call to NVML that fails now failed first."""
+        self._ask_again_s = 0.0
+        self.without_nvml = ""
+        """Why NVML is not asked any more, for the moment; "": it is."""
 
     def total_bytes(self) -> int:
         return self._total_bytes
 
     async def free_bytes(self) -> int:
-        return int(await self._movers.call("free_bytes", self._uuid, deadline_s=ANSWER_S))
+        if not self._gave_up():
+            try:
+                return int(await self._ask_nvml("free_bytes"))
+            except GpuError:
+                if not self._gave_up():
+                    raise
+        ask = self._movers.call("free_bytes_of_driver", self._uuid, deadline_s=ANSWER_S)
+        return int(await ask)
+
+    def _gave_up(self) -> bool:
+        """Return whether NVML is not to be asked now."""
+        return bool(self.without_nvml) and time.monotonic() < self._ask_again_s
+
+    async def _ask_nvml(self, call: str, *args: object) -> Any:
+        try:
+            found = await self._movers.call(call, self._uuid, *args, deadline_s=ANSWER_S)
+        except Busy:
+            raise  # NVML was not asked
+        except GpuError as error:
+            now_s = time.monotonic()
+            if now_s - self._failing_since_s.setdefault(call, now_s) >= WITHOUT_NVML_AFTER_S:
+                self.without_nvml = str(error)
+                self._ask_again_s = now_s + NVML_AGAIN_S
+            raise
+        self._failing_since_s.pop(call, None)
+        if not self._failing_since_s:
+            self.without_nvml = ""
+        return found
 
     async def gauges(self) -> GpuGauges:
         found = await self._movers.call("gauges", self._uuid, deadline_s=ANSWER_S)
@@ -77,15 +123,19 @@ class RemoteGpu:
         self._rows_doubted = doubted
 
     async def names_users(self) -> bool:
-        return not self._rows_doubted and bool(
-            await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S)
-        )
+        if self._rows_doubted or self._gave_up():
+            return False
+        return bool(await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S))
 
     async def bytes_by_pid(self) -> dict[int, int]:
-        found = await self._movers.call("processes", self._uuid, deadline_s=ANSWER_S)
+        if self._gave_up():
+            return {}
+        found = await self._ask_nvml("processes")
         return msgspec.convert(found, dict[int, int])
 
     async def users_elsewhere(self) -> dict[int, str]:
+        if self._gave_up():
+            return {}
         found = await self._movers.call("users_elsewhere", self._uuid, deadline_s=ANSWER_S)
         return msgspec.convert(found, dict[int, str])
 
@@ -95,6 +145,8 @@ class RemoteGpu:
         await self._movers.call("claimed_restore", *args, deadline_s=max(ANSWER_S, within_s))
 
     async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+        if self._gave_up():
+            return None
         found = await self._movers.call("samples", self._uuid, since_us, deadline_s=ANSWER_S)
         return msgspec.convert(found, tuple[UtilisationSample, ...] | None)
 

@@ -55,13 +55,14 @@ class NamelessMemory:
         return any(map(processes.alive, self._counted))
 
     async def sizes(
-        self, found: list[Nameless], in_rows: list[ProcessRef], rows_bytes: int
+        self, found: list[Nameless], others: Mapping[ProcessRef, bool], rows_bytes: int
     ) -> Mapping[ProcessRef, int]:
         """Return the bytes of those among the processes of one session that are really nameless.
-        ``found`` have no row, ``in_rows`` have one; all rows come to ``rows_bytes``."""
-        for ref in in_rows:
+        ``found`` have no row; of the ``others``, some have one (true), and some have nothing in the
+        GPU (false). All rows come to ``rows_bytes``."""
+        for ref in others:
             self._forget(ref)
-        if in_rows:
+        if any(others.values()):
             self._gpu.doubt_rows(False)
         if not found:
             return {}

@@ -163,8 +163,9 @@ class CheckpointPager:
             for one in here
             if one.ref.pid not in rows and not has_no_context(one.ref)
         ]
-        in_rows = [one.ref for one in here if one.ref.pid in rows]
-        sizes = await self.nameless.sizes(found, in_rows, sum(rows.values()))
+        nameless = {one.ref for one in found}
+        others = {one.ref: one.ref.pid in rows for one in seen.processes if one.ref not in nameless}
+        sizes = await self.nameless.sizes(found, others, sum(rows.values()))
         if not sizes:
             return seen
         parts = tuple(
