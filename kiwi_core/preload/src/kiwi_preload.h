@@ -11,8 +11,8 @@
 
 #define KP_VERSION "0.1.0"
 
-/* Marks an exported name. All names are hidden except the driver's, dlsym, the functions that a program asks
- * (pinning.c), and those that tests call (where they are built in). */
+/* Marks an exported name. All names are hidden except dlsym, the functions that a program asks (pinning.c), those that
+ * tests call (where they are built in), and, in the library under the driver's name only, the driver's (exports.map). */
 #define KP_API __attribute__((visibility("default")))
 
 static inline int64_t kp_now_ns(void) {
