@@ -17,6 +17,7 @@
 #include "kiwi_preload.h"
 #include "link.h"
 #include "log.h"
+#include "move.h"
 #include "pager.h"
 #include "place.h"
 
@@ -220,6 +221,7 @@ static void in_child(void) {
  * may have the process, the gate stays shut, and the thread goes on: calls by later exit handlers, which were registered
  * before the program used the GPU, wait until everything is back. A program that makes no more calls ends at once. */
 static void at_exit(void) {
+    kp_check_fork();
     if (forked) return;
     kp_link_end();
     if (!kp_pager_away()) await(&over, EXIT_NS);
@@ -243,7 +245,9 @@ void kp_link_start(const CUuuid *gpu) {
     }
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
     kp_alone_prepare();
-    if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !kp_start_thread(run)) {
+    kp_at_fork(in_child);
+    /* The helper that settles the GPU is started now: at a page-out there may be no thread to be had. */
+    if (!kp_link_prepare() || atexit(at_exit) || !kp_move_prepare() || !kp_start_thread(run)) {
         kp_link_forked();
         kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");
         return;

@@ -38,6 +38,12 @@ static inline bool kp_start_thread(void *(*run)(void *)) {
     return good;
 }
 
+/* fork.c: has `handler` called in every child, before anything else of ours runs there. */
+void kp_at_fork(void (*handler)(void));
+/* Calls the handlers if this is a child that was made without them. Called where a program's call comes in, outside of
+ * the gate. */
+void kp_check_fork(void);
+
 /* start.c: the life of the library in this process. */
 
 /* Returns true if Kiwi does nothing here: KIWI_DISABLE=1, or a fork of a process that used the GPU. */

@@ -17,7 +17,7 @@ static bool slots_wait;              /* likewise: slots were freed in a capture 
 
 static void forked(void) { kp_forked = true; }
 
-static void once(void) { pthread_atfork(NULL, NULL, forked); }
+static void once(void) { kp_at_fork(forked); }
 
 void kp_own_start(CUdevice device) {
     static pthread_once_t guard = PTHREAD_ONCE_INIT;

@@ -66,7 +66,7 @@ static void in_child(void) {
 }
 
 static void prepare(void) {
-    pthread_atfork(NULL, NULL, in_child);
+    kp_at_fork(in_child);
     kp_gate_prepare();
 }
 
