@@ -49,7 +49,7 @@ unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 # Containers often set this. Each of the thousand programs that tests start would compile Kiwi anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup browser floor pythons environments lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
+.PHONY: help setup browser floor pythons environments tensorflow lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests core-seeds unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -158,6 +158,14 @@ environments: $(READY)  ## do packages that people have (packaging/environments.
 .PHONY: environments-three
 environments-three: $(READY)
 	@$(STEP) --alive environments $(ENVIRONMENTS) --first 3
+
+TENSORFLOW := .venvs/tensorflow
+$(TENSORFLOW)/.kiwi-ready: | $(READY)
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-tensorflow .ci/venv $(TENSORFLOW) tensorflow tensorflow
+	@touch $@
+
+tensorflow: $(TENSORFLOW)/.kiwi-ready | $(COMPILED)  ## does TensorFlow start the same with Kiwi and without? fetches 600 MB, keeps 2 GB
+	@$(STEP) tensorflow $(PYTEST) tests/real_clients/tensorflow_starts.py
 
 blackbox-tests: $(READY) | $(COMPILED)  ## the installed command, real kernels and servers: whom anybody could kill or ask
 	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox

@@ -36,8 +36,9 @@ FLAGS = (
     f"-DKP_ROOM_SHARE={Config.checkpoint_room_share}ull",
 )
 LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs")
+PRELOAD_FLAGS = (f"-Wl,--version-script={SOURCES / 'exports.map'}",)
 GATE_FLAGS = ("-DKP_GATE",)
-GATE_DIFFERS = ("driver.c", "find.c", "start.c")
+GATE_DIFFERS = ("bind.c", "driver.c", "find.c", "start.c")
 """Sources that are compiled again, with ``GATE_FLAGS``, for the library named like the driver."""
 LIBRARIES = ("-ldl", "-pthread")  # an older glibc needs these; in a newer one they are empty
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
@@ -147,7 +148,7 @@ class _Builder:
         plain = ["-O0", "-fno-sanitize=all"] if self._sanitize else []
         forwarders = self._compile([self._work / "calls.c"], *plain)
         objects = [*forwarders, *self._compile(self._sources)]
-        self._link(output, NAME, objects)
+        self._link(output, NAME, [*PRELOAD_FLAGS, *objects])
         if self._sanitize:
             return
         again = self._compile([SOURCES / name for name in GATE_DIFFERS], *GATE_FLAGS)

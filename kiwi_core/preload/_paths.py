@@ -22,6 +22,9 @@ SOURCES = HERE / "src"
 ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
 ENV_OWN = "KIWI_PRELOAD_OWN"
 """Variable of the library: "0" means that it is the gate only, and leaves memory to the driver."""
+_ASAN_MAY_COME_LATER = "verify_asan_link_order=0"
+"""Option of the address sanitizer. gcc links its runtime as a library, which otherwise ends each
+program in which another library comes first."""
 SHIPPED = HERE / "lib"
 """Directory of a wheel's libraries, with a subdirectory for each machine."""
 
@@ -31,4 +34,9 @@ def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:
     environment without them."""
     others = [name for name in re.split(r"[: ]+", before.get("LD_PRELOAD", "")) if name]
     ours = [str(library), *(name for name in others if os.path.basename(name) != NAME)]
-    return {"LD_PRELOAD": ":".join(ours), "KIWI_PRELOAD": "1"}
+    asan = [*before.get("ASAN_OPTIONS", "").split(":"), _ASAN_MAY_COME_LATER]
+    return {
+        "LD_PRELOAD": ":".join(ours),
+        "KIWI_PRELOAD": "1",
+        "ASAN_OPTIONS": ":".join(dict.fromkeys(filter(None, asan))),
+    }

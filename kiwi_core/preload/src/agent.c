@@ -17,6 +17,7 @@
 #include "kiwi_preload.h"
 #include "link.h"
 #include "log.h"
+#include "move.h"
 #include "pager.h"
 #include "place.h"
 
@@ -35,7 +36,7 @@ static bool was_connected;
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
-static bool begun, over; /* the first try has had its result; the thread has ended */
+static bool begun, over; /* the first try has had its result; no exit need wait for the thread any more */
 static bool no_place;    /* the daemon is full: the program must not use the GPU without it meanwhile */
 
 static void tell(bool *what) {
@@ -196,8 +197,12 @@ static void *run(void *unused) {
     (void)unused;
     kp_gate_exempt();
     pthread_setname_np(pthread_self(), "kiwi-pager");
-    while (!kp_link_ended() || kp_pager_yielded()) once();
+    while (!kp_link_ended() || kp_pager_away()) {
+        if (kp_link_ended()) tell(&over);
+        once();
+    }
     kp_pager_leave();
+    kp_wire_flush(&kp_wire); /* the outcome of the last order */
     kp_descriptor_close(&kp_wire.socket);
     tell(&over);
     return NULL;
@@ -214,13 +219,14 @@ static void in_child(void) {
     kp_descriptor_close(&kp_wire.socket);
 }
 
-/* Ends the link before the driver shuts down: no move may be under way then, and no call may wait for one. A
- * gate that is shut for the driver stays shut: calls by later exit functions wait until the daemon opens it, so
- * the thread goes on. A program that makes no more calls ends at once. */
+/* Ends the link before the driver shuts down: no move may be under way then. Where the memory is out, or the driver
+ * may have the process, the gate stays shut, and the thread goes on: calls by later exit handlers, which were registered
+ * before the program used the GPU, wait until everything is back. A program that makes no more calls ends at once. */
 static void at_exit(void) {
+    kp_check_fork();
     if (forked) return;
     kp_link_end();
-    if (!kp_pager_yielded()) await(&over, EXIT_NS);
+    if (!kp_pager_away()) await(&over, EXIT_NS);
 }
 
 /* Waits without limit for a place at the daemon: a program that goes on would use the GPU beside programs
@@ -241,7 +247,9 @@ void kp_link_start(const CUuuid *gpu) {
     }
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
     kp_alone_prepare();
-    if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !kp_start_thread(run)) {
+    kp_at_fork(in_child);
+    /* The helper that settles the GPU is started now: at a page-out there may be no thread to be had. */
+    if (!kp_link_prepare() || atexit(at_exit) || !kp_move_prepare() || !kp_start_thread(run)) {
         kp_link_forked();
         kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");
         return;

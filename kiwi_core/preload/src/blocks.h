@@ -32,6 +32,12 @@ struct kp_slot {
     uint64_t id;      /* CU_POINTER_ATTRIBUTE_BUFFER_ID */
     uint32_t asked;   /* bytes; 0: not live */
     uint16_t next;    /* the next free slot */
+    uint8_t freed;    /* enum kp_freed */
+};
+
+enum kp_freed { /* of a slot that is not live, and may not be used again yet */
+    KP_FREED_IN_CAPTURE = 1, /* until no capture is open, because waiting for the GPU would break one */
+    KP_FREED_SETTLING,       /* likewise; the GPU is being waited for */
 };
 
 struct kp_block {

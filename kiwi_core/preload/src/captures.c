@@ -48,6 +48,7 @@ void kp_capture_dropped(CUstream stream) {
     if (pthread_equal(found->thread, pthread_self())) mine--;
     free(found);
     kp_gate_captures(-1);
+    if (kp_owning() && !kp_gate_capturing()) kp_own_captures_over();
 }
 
 /* Returns whether the capture is still open: ending it fails if another thread began it, while an invalidated

@@ -27,11 +27,29 @@ static struct link_map *library_of(const void *address) {
     return map;
 }
 
-static bool called(const struct link_map *map, const char *prefix) {
-    if (!map || !map->l_name) return false;
-    const char *slash = strrchr(map->l_name, '/');
-    const char *file = slash ? slash + 1 : map->l_name;
-    return strncmp(file, prefix, strlen(prefix)) == 0;
+void *kp_look_up_beside(const void *address, const char *name) {
+    struct link_map *map = library_of(address);
+    void *handle = map ? dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    void *found = handle ? kp_system_dlsym(handle, name) : NULL;
+    if (handle) dlclose(handle);
+    return found;
+}
+
+bool kp_same_library(const void *one, const void *other) {
+    struct link_map *map = library_of(one);
+    return map && map == library_of(other);
+}
+
+static bool called(const char *path, const char *prefix) {
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    const char *file = slash ? slash + 1 : path;
+    return file && strncmp(file, prefix, strlen(prefix)) == 0;
+}
+
+bool kp_is_a_driver(const char *path) { return called(path, "libcuda.so"); }
+
+bool kp_is_the_drivers_library(const char *path) {
+    return kp_is_a_driver(path) || called(path, "libcudadebugger.so") || called(path, "libnvidia-");
 }
 
 static void fill(void *handle) {
@@ -53,13 +71,24 @@ static bool only(const struct link_map *known, const struct link_map *map) {
     return known == map;
 }
 
+/* Returns whether the library is the toolkit's stub, which programs are linked against where there is no driver. It
+ * may have been copied anywhere; every function of it answers the same. */
+static bool is_stub(void *handle, const struct link_map *map) {
+    int version;
+    CUresult (*ask)(int *) = (CUresult (*)(int *))kp_system_dlsym(handle, "cuDriverGetVersion");
+    return strstr(map->l_name, "/stubs/") || (ask && ask(&version) == CUDA_ERROR_STUB_LIBRARY);
+}
+
 static bool adopt(struct link_map *map) {
     struct link_map *known = __atomic_load_n(&driver, __ATOMIC_ACQUIRE);
     if (known) return only(known, map);
-    if (strstr(map->l_name, "/stubs/")) return false; /* the toolkit's stub for linking is no driver */
+    void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD);
+    if (!handle) return false;
+    bool good = kp_system_dlsym(handle, "cuInit") && !is_stub(handle, map);
     /* NODELETE: a program may close its libcuda and open it again, and we hold addresses. */
-    void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
-    if (!handle || !kp_system_dlsym(handle, "cuInit")) return false;
+    if (good) good = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) != NULL;
+    if (!good) dlclose(handle);
+    if (!good) return false;
     fill(handle);
     kp_driver_used();
     if (!__atomic_compare_exchange_n(&driver, &known, map, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
@@ -70,14 +99,14 @@ static bool adopt(struct link_map *map) {
 
 bool kp_in_driver(const void *address) {
     struct link_map *map = library_of(address);
-    return map && (map == __atomic_load_n(&driver, __ATOMIC_ACQUIRE) || called(map, "libcuda.so")) &&
+    return map && (map == __atomic_load_n(&driver, __ATOMIC_ACQUIRE) || kp_is_a_driver(map->l_name)) &&
            adopt(map);
 }
 
 bool kp_in_driver_libraries(const void *address) {
     struct link_map *map = library_of(address);
     if (map && map == __atomic_load_n(&driver, __ATOMIC_ACQUIRE)) return true;
-    return called(map, "libcuda.so") || called(map, "libcudadebugger.so") || called(map, "libnvidia-");
+    return map && kp_is_the_drivers_library(map->l_name);
 }
 
 bool kp_in_this_library(const void *address) {
@@ -144,7 +173,7 @@ bool kp_driver_bypassed(void) {
     return false;
 }
 #else
-/* Returns false: a preloaded library comes before all others, so every look-up finds our functions. */
+/* Returns false: every look-up passes this library, however the driver was loaded. */
 bool kp_driver_bypassed(void) { return false; }
 
 bool kp_driver_find(void) {

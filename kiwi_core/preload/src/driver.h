@@ -14,6 +14,12 @@ bool kp_in_driver(const void *address);
 /* Returns whether `address` belongs to libcuda or to a library that comes with it. */
 bool kp_in_driver_libraries(const void *address);
 bool kp_in_this_library(const void *address);
+/* Return whether the file is a libcuda, and whether it is one or comes with it, by its name. */
+bool kp_is_a_driver(const char *path);
+bool kp_is_the_drivers_library(const char *path);
+/* Looks a name up in the library that the address belongs to, and in what that library was loaded with. */
+void *kp_look_up_beside(const void *address, const char *name);
+bool kp_same_library(const void *one, const void *other);
 /* Looks for a libcuda that is loaded although no look-up of it came through this library. */
 bool kp_driver_find(void);
 /* Returns whether a libcuda is loaded whose calls bypass this library: a program can load one by its path. */

@@ -1,5 +1,6 @@
-/* dlsym: a look-up of a function of the driver returns its wrapper. The library that is loaded under libcuda's
- * own name (KP_GATE) does not need this: look-ups there find what it exports.
+/* dlsym: a look-up of a function of the driver returns its wrapper. Calls that the loader has bound are bound to
+ * the wrappers in bind.c. The library that is loaded under libcuda's own name (KP_GATE) does not need this: look-ups
+ * there find what it exports.
  *
  * One unversioned definition serves programs built against any glibc. Other look-ups must reach the system's
  * dlsym as if we were not there: that function uses its return address to know what "the next library" is, so
@@ -10,6 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bind.h"
 #include "calls.h"
 #include "driver.h"
 #include "kiwi_preload.h"
@@ -26,9 +28,6 @@ struct answer {
     void *address;
     uintptr_t decided; /* 0: jump to the system's dlsym */
 };
-
-/* Marks code that runs for every look-up of any program, even a sanitizer's own before the sanitizer has started. */
-#define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
 __attribute__((visibility("hidden"))) dlsym_fn *kp_dlsym_of_system;
 __attribute__((visibility("hidden"), used)) EARLY struct answer kp_look_up(void *handle, const char *name,
@@ -106,29 +105,30 @@ void *kp_system_dlsym(void *handle, const char *name) {
     return kp_system_dlsym_ready() ? kp_dlsym_of_system(handle, name) : NULL;
 }
 
-/* Returns whether the name is "cu" and a capital: cuDNN, cuBLAS and the runtime name theirs differently. */
-EARLY static bool maybe_driver(const char *name) {
+EARLY bool kp_may_be_the_drivers(const char *name) {
     return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
-/* Returns the result of a default search that found our own function before libcuda's. The search must not
- * succeed because of us (a NULL result sets the error of the search), and the driver must find only itself. */
-static void *instead_of(void *ours, const char *name, void *caller) {
-    if (!kp_driver_find()) return kp_system_dlsym(RTLD_NEXT, name);
-    if (!kp_in_driver_libraries(caller) && !kp_disabled()) return ours;
-    struct kp_symbol *symbol = kp_symbol_named(name);
-    return symbol ? kp_symbol_real(symbol) : kp_system_dlsym(RTLD_NEXT, name);
+/* Returns what the search finds in its caller's place, as far as that can be known without being there: a default
+ * search goes on in what the caller was loaded with, and the next library after ours may be the caller itself. */
+static void *found_for(void *caller, void *handle, const char *name) {
+    void *found = kp_system_dlsym(handle, name);
+    if (!found && handle == RTLD_DEFAULT) found = kp_look_up_beside(caller, name);
+    if (found && handle == RTLD_NEXT && kp_same_library(found, caller)) {
+        struct kp_symbol *symbol = kp_driver_find() ? kp_symbol_named(name) : NULL;
+        found = symbol ? kp_symbol_real(symbol) : NULL;
+    }
+    return found;
 }
 
 EARLY struct answer kp_look_up(void *handle, const char *name, void *caller) {
     const struct answer go_on = {NULL, 0};
     if (!kp_system_dlsym_ready()) return (struct answer){NULL, 1};
-    /* RTLD_NEXT depends on the caller. If we come after the caller, it finds our own names anyway. */
-    if (!maybe_driver(name) || handle == RTLD_NEXT) return go_on;
-    void *real = kp_system_dlsym(handle, name);
-    if (!real) return go_on; /* searches again in the caller's place, to set the error */
-    if (kp_in_this_library(real)) return (struct answer){instead_of(real, name, caller), 1};
-    if (kp_disabled() || kp_in_driver_libraries(caller) || !kp_in_driver(real)) return (struct answer){real, 1};
+    if (handle != RTLD_NEXT) kp_bind_new(); /* (a sanitizer looks up the next library's before it has started) */
+    if (!kp_may_be_the_drivers(name)) return go_on;
+    void *real = found_for(caller, handle, name);
+    /* Anything but the driver is searched for again in the caller's place, with the caller's result and error. */
+    if (!real || kp_disabled() || kp_in_driver_libraries(caller) || !kp_in_driver(real)) return go_on;
     return (struct answer){kp_wrapper_of_symbol(name, real), 1};
 }
 #endif

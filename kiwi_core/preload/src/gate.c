@@ -31,12 +31,14 @@
 #define MEMBARRIER_EXPEDITED (1 << 3)
 #define MEMBARRIER_REGISTER_EXPEDITED (1 << 4)
 
+/* A thread that is about to sleep when kp_gate_ask_again is called would not ask; so it looks again. */
+#define ASK_NS 1000000000ll
+
 #define SEATS 1024 /* threads that use the GPU at the same time; further threads share one counter, which is slower */
 
 static struct {
     uint32_t drained; /* a futex: changes when a thread leaves while the gate is closed or closing */
     uint32_t asked;   /* the link knows that a thread waits for the lease */
-    uint32_t waiting; /* threads that are held up */
     int32_t captures;
     uint32_t seats; /* every seat that was ever taken has a lower index */
     struct kp_seat standing; /* for threads without a seat: `inside` counts those in a gated call */
@@ -150,12 +152,11 @@ static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32
             rise(seat, kind_of(minds));
             continue;
         }
-        /* A shut gate counts, too: the program's memory may be out, and nothing else asks for the lease. */
-        __atomic_fetch_add(&gate.waiting, 1, __ATOMIC_SEQ_CST);
+        /* A shut gate counts, too: the program's memory may be out, and nothing else asks for the lease. Only a thread
+         * that waits asks: nothing counts them, because a signal handler may leave the wait by siglongjmp(). */
         if ((state & (ARMED | SHUT)) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST))
             kp_link_want_lease();
-        futex_wait(&kp_gate_state, state, INT64_MAX);
-        __atomic_fetch_sub(&gate.waiting, 1, __ATOMIC_SEQ_CST);
+        futex_wait(&kp_gate_state, state, kp_now_ns() + ASK_NS);
     }
 }
 
@@ -166,6 +167,7 @@ static bool counted(void) {
 }
 
 static bool enter(uint32_t minds) {
+    kp_check_fork(); /* the gate of a parent may have been closed */
     if (counted()) return false;
     struct kp_seat *seat = my_seat();
     uint32_t kind = kind_of(minds);
@@ -275,7 +277,7 @@ void kp_gate_open(void) {
 
 void kp_gate_ask_again(void) {
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);
-    if (GET(gate.waiting) > 0) kp_link_want_lease(); /* waiting threads sleep, or are about to, and do not check again */
+    futex_wake(&kp_gate_state); /* whoever waits asks */
 }
 
 void kp_gate_arm(bool armed) {

@@ -12,6 +12,7 @@
 
 /* Declares `real`, the driver's own `name`; without one, returns the error from the wrapper. */
 #define DRIVER(name)                                                                                 \
+    kp_check_fork();                                                                                 \
     __typeof__(&name) real = (__typeof__(&name))kp_real_of(KP_AT_##name);                            \
     if (!real) return kp_missing()
 #define GATED(result, call)                                                                          \

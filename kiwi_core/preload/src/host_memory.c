@@ -19,6 +19,7 @@ void *kp_host_map(size_t bytes, int numa_node) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return NULL;
     madvise(at, bytes, MADV_DONTFORK); /* a child has no GPU, and copy-on-write would move pinned pages */
+    madvise(at, bytes, MADV_DONTDUMP); /* without Kiwi a core file has no GPU memory either; a debugger still sees it */
     madvise(at, bytes, MADV_HUGEPAGE);
     if (numa_node >= 0 && numa_node < 64) {
         unsigned long mask = 1ul << numa_node;

@@ -11,8 +11,8 @@
 
 #define KP_VERSION "0.1.0"
 
-/* Marks an exported name. All names are hidden except the driver's, dlsym, the functions that a program asks
- * (pinning.c), and those that tests call (where they are built in). */
+/* Marks an exported name. All names are hidden except dlsym, the functions that a program asks (pinning.c), those that
+ * tests call (where they are built in), and, in the library under the driver's name only, the driver's (exports.map). */
 #define KP_API __attribute__((visibility("default")))
 
 static inline int64_t kp_now_ns(void) {
@@ -37,6 +37,12 @@ static inline bool kp_start_thread(void *(*run)(void *)) {
     pthread_attr_destroy(&attributes);
     return good;
 }
+
+/* fork.c: has `handler` called in every child, before anything else of ours runs there. */
+void kp_at_fork(void (*handler)(void));
+/* Calls the handlers if this is a child that was made without them. Called where a program's call comes in, outside of
+ * the gate. */
+void kp_check_fork(void);
 
 /* start.c: the life of the library in this process. */
 

@@ -4,7 +4,7 @@
 #include "link.h"
 
 #include <pthread.h>
-#include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "agent.h"
@@ -27,7 +27,7 @@ static uint64_t last_request;
 static bool connected, ended;
 static int64_t away_since_ns = INT64_MIN / 2; /* when the daemon was lost; long ago: there never was one */
 
-static struct kp_descriptor bell = {.fd = -1};
+static struct kp_descriptor bell[2] = {{.fd = -1}, {.fd = -1}}; /* wakes the pager thread: what is sent to 1 arrives at 0 */
 static bool lease_wanted, books_changed, usable; /* atomics */
 
 static bool take(bool *flag) {
@@ -84,35 +84,42 @@ bool kp_link_want_room(uint64_t bytes, int64_t until_ns) {
 
 /* ---- the pager thread ------------------------------------------------------------------------ */
 
+static bool hang_bell(void) {
+    int ends[2];
+    for (int i = 0; i < 2; i++) kp_descriptor_close(&bell[i]);
+    /* Not a pipe: a write would end the program by a signal where it has closed the other end. */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends)) return false;
+    for (int i = 0; i < 2; i++) bell[i] = kp_descriptor(ends[i]);
+    return true;
+}
+
 bool kp_link_prepare(void) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     bool good = !pthread_cond_init(&changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    bell = kp_descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    good = good && bell.fd >= 0;
+    good = good && hang_bell();
     __atomic_store_n(&usable, good, __ATOMIC_RELEASE);
     return good;
 }
 
 void kp_link_forked(void) {
     __atomic_store_n(&usable, false, __ATOMIC_RELEASE);
-    kp_descriptor_close(&bell);
+    for (int i = 0; i < 2; i++) kp_descriptor_close(&bell[i]);
 }
 
-int kp_link_wake_fd(void) { return bell.fd; }
+int kp_link_wake_fd(void) { return bell[0].fd; }
 
 void kp_link_wake(void) {
-    uint64_t one = 1;
-    if (!kp_descriptor_is_ours(&bell)) return;
-    if (write(bell.fd, &one, sizeof one) < 0) return; /* full: the thread is awake */
+    if (!kp_descriptor_is_ours(&bell[1])) return;
+    if (send(bell[1].fd, "", 1, MSG_NOSIGNAL) < 0) return; /* full: the thread is awake */
 }
 
 void kp_link_clear_wake(void) {
-    uint64_t count;
-    if (!kp_descriptor_is_ours(&bell)) bell = kp_descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    else if (read(bell.fd, &count, sizeof count) < 0) return; /* nobody had woken us */
+    char rings[64]; /* if there are more, the next poll returns at once */
+    if (!kp_descriptor_is_ours(&bell[0]) || !kp_descriptor_is_ours(&bell[1])) hang_bell();
+    else if (read(bell[0].fd, rings, sizeof rings) < 0) return; /* nobody had woken us */
 }
 
 bool kp_link_take_lease(void) { return take(&lease_wanted); }

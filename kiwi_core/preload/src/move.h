@@ -19,6 +19,8 @@ struct kp_outcome {
 /* Returns whether `rc` is a sticky error: the context returns it from every later call that starts or waits
  * for work, until its process ends. */
 bool kp_move_sticky(CUresult rc);
+/* Starts the thread that kp_move_settle needs. Returns false if the system has none to spare. */
+bool kp_move_prepare(void);
 /* Waits for the GPU. In a context with a sticky error nothing is under way. Refused: lock-timeout, driver. */
 void kp_move_settle(int64_t until_ns, struct kp_outcome *outcome);
 /* Pages everything out.

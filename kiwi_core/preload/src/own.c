@@ -13,10 +13,11 @@
 bool kp_moving, kp_forked;
 struct kp_books kp_totals;
 static struct kp_block *dead_blocks; /* kp_table_mu */
+static bool slots_wait;              /* likewise: slots were freed in a capture */
 
 static void forked(void) { kp_forked = true; }
 
-static void once(void) { pthread_atfork(NULL, NULL, forked); }
+static void once(void) { kp_at_fork(forked); }
 
 void kp_own_start(CUdevice device) {
     static pthread_once_t guard = PTHREAD_ONCE_INIT;
@@ -226,8 +227,17 @@ static CUresult free_large(struct kp_block *b) {
     return rc;
 }
 
-/* Frees a slot; kp_table_mu held, released here. The slot is reused only when the GPU is done with it; a slot
- * that is freed during a capture is not used again. */
+/* Takes an empty slab out of use; kp_table_mu held. Returns false if the pager destroys it later. */
+static bool retire(struct kp_block *b) {
+    kp_books_add(&kp_totals.small_overhead, -(int64_t)b->bytes);
+    kp_slab_retire(b);
+    kp_table_remove(b);
+    if (kp_moving) add_dead_block(b);
+    return !kp_moving;
+}
+
+/* Frees a slot; kp_table_mu held, released here. The slot is reused only when the GPU is done with it: one that is
+ * freed in a capture waits for the end of all captures. */
 static CUresult free_small(struct kp_block *b, struct kp_slot *slot) {
     CUresult rc = CUDA_SUCCESS;
     struct kp_ctx *ctx = b->ctx;
@@ -241,16 +251,86 @@ static CUresult free_small(struct kp_block *b, struct kp_slot *slot) {
         kp_ctx_let_go_locked(ctx);
     }
     if (reuse) kp_slab_give(b, slot);
-    bool empty = b->used == 0, end = empty && !kp_moving;
-    if (empty) {
-        kp_books_add(&kp_totals.small_overhead, -(int64_t)b->bytes);
-        kp_slab_retire(b);
-        kp_table_remove(b);
-        if (!end) add_dead_block(b);
-    }
+    else slot->freed = KP_FREED_IN_CAPTURE, slots_wait = true;
+    bool end = b->used == 0 && retire(b);
     pthread_mutex_unlock(&kp_table_mu);
     if (end) kp_block_end(b);
     return rc;
+}
+
+/* ---- what was freed in a capture ---- */
+
+struct slots { /* of one context */
+    struct kp_ctx *ctx;
+    enum kp_freed from, to; /* to 0: the slots may be used again */
+    bool found;
+    struct kp_block *empty; /* slabs without a live slot, by next_dead */
+};
+
+static void change_slots(struct kp_block *b, void *arg) {
+    struct slots *s = arg;
+    if (b->ctx != s->ctx || !b->slots) return;
+    for (uint16_t i = 0; i < b->slot_count; i++) {
+        if (b->slots[i].freed != s->from) continue;
+        s->found = true;
+        b->slots[i].freed = (uint8_t)s->to;
+        if (!s->to) kp_slab_give(b, &b->slots[i]);
+    }
+    if (b->used > 0) return;
+    b->next_dead = s->empty;
+    s->empty = b;
+}
+
+static bool change(struct slots s) { /* kp_table_mu held, released meanwhile */
+    struct kp_block *ended = NULL, *b;
+    kp_table_each(change_slots, &s);
+    while ((b = s.empty)) {
+        s.empty = b->next_dead;
+        if (!retire(b)) continue;
+        b->next_dead = ended;
+        ended = b;
+    }
+    pthread_mutex_unlock(&kp_table_mu);
+    while ((b = ended)) {
+        ended = b->next_dead;
+        kp_block_end(b);
+    }
+    pthread_mutex_lock(&kp_table_mu);
+    return s.found;
+}
+
+static void give_back_slots(struct kp_ctx *ctx) {
+    CUresult rc;
+    pthread_mutex_lock(&kp_table_mu);
+    bool found = change((struct slots){.ctx = ctx, .from = KP_FREED_IN_CAPTURE, .to = KP_FREED_SETTLING});
+    pthread_mutex_unlock(&kp_table_mu);
+    if (!found) return;
+    bool over = settled(ctx, &rc); /* no: another capture has begun */
+    pthread_mutex_lock(&kp_table_mu);
+    change((struct slots){.ctx = ctx, .from = KP_FREED_SETTLING, .to = over ? 0 : KP_FREED_IN_CAPTURE});
+    slots_wait = slots_wait || !over;
+    pthread_mutex_unlock(&kp_table_mu);
+}
+
+void kp_own_captures_over(void) {
+    static pthread_mutex_t settling = PTHREAD_MUTEX_INITIALIZER;
+    struct kp_ctx **contexts;
+    pthread_mutex_lock(&kp_table_mu);
+    bool slots = slots_wait, blocks = dead_blocks && !kp_moving;
+    slots_wait = false;
+    pthread_mutex_unlock(&kp_table_mu);
+    if (blocks) kp_own_end_dead_blocks(NULL);
+    if (slots) {
+        pthread_mutex_lock(&settling); /* another thread's wait began before these slots were freed */
+        size_t count = kp_ctx_hold_all(&contexts, true);
+        for (size_t i = 0; i < count; i++) {
+            give_back_slots(contexts[i]);
+            kp_ctx_let_go(contexts[i]);
+        }
+        free(contexts);
+        pthread_mutex_unlock(&settling);
+    }
+    if (slots || blocks) allocations_changed();
 }
 
 CUresult kp_own_free(CUdeviceptr p) {

@@ -20,6 +20,9 @@ CUresult kp_own_alloc_pitch(CUdeviceptr *p, size_t *pitch, size_t width, size_t 
  * is not ours goes to the driver. */
 CUresult kp_own_free(CUdeviceptr p);
 CUresult kp_own_free_async(CUdeviceptr p, CUstream stream); /* owned memory: like kp_own_free */
+/* Gives back what was freed while a stream was being captured. Called when no capture is open any more; waits for the
+ * GPU, as each of the frees would have done. */
+void kp_own_captures_over(void);
 bool kp_own_has(CUdeviceptr p);                             /* true: p points into memory that is ours */
 CUresult kp_own_range(CUdeviceptr *base, size_t *size, CUdeviceptr p); /* cuMemGetAddressRange_v2 */
 CUresult kp_own_pointer_attribute(void *data, CUpointer_attribute what, CUdeviceptr p);

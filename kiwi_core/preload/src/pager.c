@@ -14,7 +14,7 @@
 
 static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
 
-/* Written by the pager thread only; atomics, because the exit handler calls kp_pager_yielded. */
+/* Written by the pager thread only; atomics, because the exit handler calls kp_pager_away. */
 static bool held; /* the gate is closed and the GPU idle; the gate is also shut if the daemon ordered it */
 static bool yielded; /* the driver may have the process: no call of ours until the daemon's next order */
 static bool out;  /* held, and the memory is not in the GPU */
@@ -127,7 +127,7 @@ static void page_out(int64_t until_ns, struct kp_outcome *o) {
     if (o->what != KP_MOVED) return;
     if (kp_owning()) kp_move_out(until_ns, o); /* else the driver may have the process already */
     /* A refused move brings back the memory that was in; if even that fails, the gate stays closed. */
-    out = o->what == KP_MOVED || (o->what == KP_REFUSED && (was_out || !kp_move_all_in()));
+    set(&out, o->what == KP_MOVED || (o->what == KP_REFUSED && (was_out || !kp_move_all_in())));
     kp_own_books(&books);
     if (o->what == KP_MOVED) o->bytes = books.out;
     /* After a loss the program must see the driver's errors rather than hang. */
@@ -139,7 +139,7 @@ static void page_in(int64_t until_ns, struct kp_outcome *o) {
     take_back();
     if (out && kp_owning()) kp_move_in(until_ns, o);
     if (o->what == KP_REFUSED) return;
-    out = false;
+    set(&out, false);
     if (held || draining) let_go();
 }
 
@@ -184,6 +184,8 @@ bool kp_pager_yielded(void) {
     return __atomic_load_n(&held, __ATOMIC_ACQUIRE) && (!kp_owning() || __atomic_load_n(&yielded, __ATOMIC_ACQUIRE));
 }
 
+bool kp_pager_away(void) { return __atomic_load_n(&out, __ATOMIC_ACQUIRE) || kp_pager_yielded(); }
+
 void kp_pager_lost(void) {
     kp_gate_arm(false);
     if (draining || (held && !out && !kp_pager_yielded())) let_go();
@@ -192,7 +194,7 @@ void kp_pager_lost(void) {
 void kp_pager_leave(void) {
     kp_gate_arm(false);
     if (held || draining) let_go();
-    out = false;
+    set(&out, false);
 }
 
 const char *kp_pager_state(void) { return out ? "out" : held ? "held" : "resident"; }

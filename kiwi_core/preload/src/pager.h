@@ -1,5 +1,5 @@
 /* Performs the daemon's orders, and keeps the state of this process as its pager. For the pager thread only,
- * except kp_pager_yielded. */
+ * except where it is said. */
 #ifndef KP_PAGER_H
 #define KP_PAGER_H
 
@@ -17,6 +17,8 @@ void kp_pager_gate(bool open);   /* by the daemon's message: calls pass, or ask 
 bool kp_pager_yielded(void);
 int64_t kp_pager_due_ns(void);   /* when kp_pager_look has something to do; INT64_MAX: never */
 void kp_pager_look(int64_t now_ns); /* opens a gate that was kept closed between two orders, once its time is over */
+/* Returns whether no call may pass: the memory is out, or the driver may have the process. May be called by any thread. */
+bool kp_pager_away(void);
 void kp_pager_lost(void);        /* the daemon is gone: a resident process runs on without it, unless it has yielded */
 void kp_pager_leave(void);       /* the process exits: ends all waits */
 const char *kp_pager_state(void); /* "resident", "held", "out" */

@@ -89,6 +89,13 @@ static bool start(void) { /* mu held */
     return started = started || kp_start_thread(helper);
 }
 
+bool kp_move_prepare(void) {
+    pthread_mutex_lock(&mu);
+    bool good = start();
+    pthread_mutex_unlock(&mu);
+    return good;
+}
+
 void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
     int64_t began_ns = kp_now_ns();
     struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};

@@ -1,5 +1,5 @@
-/* The start and state of the library in a process. There is no constructor: a program that never looks libcuda up
- * runs none of this, and nothing here can keep a program from starting. */
+/* The start and state of the library in a process. A program that neither looks libcuda up nor is linked with it runs
+ * none of this (bind.c has the only constructor), and nothing here can keep a program from starting. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ static void in_child(void) {
 }
 
 static void prepare(void) {
-    pthread_atfork(NULL, NULL, in_child);
+    kp_at_fork(in_child);
     kp_gate_prepare();
 }
 

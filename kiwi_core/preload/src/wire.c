@@ -15,12 +15,13 @@ enum { CONNECT_S = 1 }; /* a working daemon accepts within milliseconds; an exit
 
 struct kp_descriptor kp_descriptor(int fd) {
     struct stat found;
-    return (struct kp_descriptor){fd, fd >= 0 && !fstat(fd, &found) ? found.st_ino : 0};
+    if (fd < 0 || fstat(fd, &found)) return (struct kp_descriptor){.fd = fd};
+    return (struct kp_descriptor){fd, found.st_dev, found.st_ino};
 }
 
 bool kp_descriptor_is_ours(const struct kp_descriptor *d) {
     struct stat found;
-    return d->fd >= 0 && !fstat(d->fd, &found) && found.st_ino == d->inode;
+    return d->fd >= 0 && !fstat(d->fd, &found) && found.st_dev == d->device && found.st_ino == d->inode;
 }
 
 void kp_descriptor_close(struct kp_descriptor *d) {

@@ -25,7 +25,7 @@ bool kp_frames_receive(struct kp_frames *frames, size_t count, kp_line_fn *take)
  * the same number: that file must be left alone. */
 struct kp_descriptor {
     int fd; /* -1: none */
-    unsigned long inode;
+    unsigned long device, inode; /* of a kind that every file has of its own: all eventfds share one */
 };
 struct kp_descriptor kp_descriptor(int fd);
 bool kp_descriptor_is_ours(const struct kp_descriptor *d);

@@ -50,9 +50,10 @@ def _take(
         st.forget(session)
         return None
     if running.overdue:
+        if session.problem is Notice.STUCK:
+            st.notify(session, Notice.UNSTUCK, f"{doing.value} has come to an end after all")
         session.problem_is_over()
-        st.notify(session, Notice.UNSTUCK, f"{doing.value} has come to an end after all")
-        if session.blocked is Notice.STUCK:
+        if session.blocked in (Notice.STUCK, Notice.STOPPED):
             session.unblock()
     return session, running
 
@@ -275,9 +276,13 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
     st.refresh(session)
     if session.gone:
         return
-    session.has_problem(Notice.STUCK, f"{session.op.doing.value} does not come to an end")
-    st.notify(session, Notice.STUCK, session.problem_detail)
-    st.tell(session, "{} ({!b}) hangs", session.op.doing.value, session.footprint_bytes)
+    if session.stopped:
+        session.has_problem(Notice.STOPPED, session.stopped)
+    else:
+        session.has_problem(Notice.STUCK, f"{session.op.doing.value} does not come to an end")
+    st.notify(session, session.problem or Notice.STUCK, session.problem_detail)
+    why = f"waits: it is {session.stopped}" if session.stopped else "hangs"
+    st.tell(session, "{} ({!b}) {}", session.op.doing.value, session.footprint_bytes, why)
 
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {

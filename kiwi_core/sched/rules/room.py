@@ -284,8 +284,10 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
         return refused_by(found.refusing)
     if (victim := found.staying) is not None:
         return why_it_stays(victim) if victim.ends_ns is None else refused_by(victim)
-    if any(other.stuck for other in st.ops.values()):
-        return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
+    if stuck := [other for other in st.ops.values() if other.stuck]:
+        halted = next((other.stopped for other in stuck if other.stopped), "")
+        words = f"another session is {halted}" if halted else "a driver call on another session hangs"
+        return Notice.BLOCKED_REFUSED, words
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
     words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"
     if any(other.residency is LOST for other in st.sessions.values()):

@@ -114,7 +114,10 @@ def _advance(st: State, waiter: Session) -> QueueStep:
 def _under_way(st: State, waiter: Session) -> QueueStep:
     op = waiter.op
     if op is not None and op.overdue:
-        waiter.block(Notice.STUCK, "a driver call on it hangs")
+        if waiter.stopped:
+            waiter.block(Notice.STOPPED, waiter.stopped)
+        else:
+            waiter.block(Notice.STUCK, "a driver call on it hangs")
         return GO_ON
     if _restoring(waiter):
         room.make_up(st, waiter)

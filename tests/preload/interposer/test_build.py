@@ -117,6 +117,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
 )
 def test_the_environment_keeps_what_others_preload(tmp_path, before, after):
     added = preload.environment(Path("/k/libkiwi_preload.so"), before)
+    assert added.pop("ASAN_OPTIONS") == "verify_asan_link_order=0"
     assert added == {"LD_PRELOAD": after, "KIWI_PRELOAD": "1"}
 
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from preload_world import MIB, World, run
+from preload_world import MIB, World, compile_c, run
+from sanitizers import need_sanitizers
 
 from kiwi_core.compiled import find_compiler
 
@@ -89,6 +90,15 @@ def test_a_library_that_cannot_be_loaded(
     done = world.run(sys.executable, "-c", ALONE, LD_PRELOAD=str(library))
     assert told(done) == (False, True)
     assert "cannot be preloaded" in done.stderr
+
+
+def test_a_program_with_the_address_sanitizer(world: World, tmp_path: Path) -> None:
+    """Its runtime is a library that insists on coming first."""
+    need_sanitizers(find_compiler(), "address", tmp_path)
+    cuda = world.libraries.libcuda
+    program = compile_c("linked.c", tmp_path / "linked", cuda, "-fsanitize=address")
+    done = world.run(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "passed 3\n", "")
 
 
 def test_an_interpreter_that_never_uses_the_gpu(world: World) -> None:

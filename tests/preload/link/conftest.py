@@ -46,12 +46,10 @@ class Stage:
     ) -> Worker:
         """Start a preloaded program. ``before`` is preloaded beside the library. With ``by_name``,
         the gate is not preloaded, but loaded under the driver's name."""
-        base = emulator.environment(self.state, self._libraries) | more
-        base |= {"KIWI_SOCKET_DIR": str(self.sockets), "KIWI_PRELOAD_LOG": str(self.log_path)}
         if before:
-            base["LD_PRELOAD"] = before
+            more["LD_PRELOAD"] = before
         library = tested_library()
-        program = Worker(base if by_name else base | preload.environment(library, base))
+        program = Worker(self._base(**more) if by_name else self.environment(**more))
         self._programs.append(program)
         if by_name:
             gate = library.with_name("libkiwi_gate.so")
@@ -63,6 +61,15 @@ class Stage:
         if setup:
             program.do(setup)
         return program
+
+    def _base(self, **more: str) -> dict[str, str]:
+        base = emulator.environment(self.state, self._libraries) | more
+        return base | {"KIWI_SOCKET_DIR": str(self.sockets), "KIWI_PRELOAD_LOG": str(self.log_path)}
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return the environment of a preloaded program."""
+        base = self._base(**more)
+        return base | preload.environment(tested_library(), base)
 
     @property
     def log(self) -> str:

@@ -42,6 +42,7 @@ static void move(struct kp_outcome *o, bool was_out, bool is_out) {
     if (o->what == KP_MOVED) __atomic_store_n(&out, is_out, __ATOMIC_SEQ_CST);
     __atomic_store_n(&moving, 0, __ATOMIC_SEQ_CST);
 }
+bool kp_move_prepare(void) { return true; }
 void kp_move_settle(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, false); }
 bool kp_owning(void) { return true; }
 void kp_move_out(int64_t until_ns, struct kp_outcome *o) {

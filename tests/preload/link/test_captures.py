@@ -153,6 +153,41 @@ def test_memory_freed_in_a_capture_goes_when_it_is_over(stage: Stage, program: W
     assert program.get("set(read(q, 2 * MIB)) == {9}")
 
 
+def test_small_memory_freed_in_captures_does_not_pile_up(stage: Stage, program: Worker) -> None:
+    """The slots of small allocations are used again after the capture, and empty slabs go back."""
+    program.do(
+        "def rounds(count):\n"
+        "    for _ in range(count):\n"
+        "        begin(mode=RELAXED); put(q, 9, MIB)\n"
+        "        for small in [alloc(64 * 1024) for _ in range(40)]: free(small)\n"
+        "        ck(driver.cuGraphDestroy(end()))\n"
+    )
+    before_bytes = stage.used_bytes
+    program.do("rounds(20)")
+    wait_until(lambda: stage.used_bytes == before_bytes, "what was freed is given back")
+    # what is in use beside it stays, and is right
+    program.do("kept = [alloc(3000) for _ in range(3)]; write(kept[1], b'kiwi' * 700)")
+    program.do("begin(mode=RELAXED); free(kept[0]); free(kept[2]); other = alloc(3000)")
+    program.do("ck(driver.cuGraphDestroy(end())); write(other, bytes(3000))")
+    assert program.get("read(kept[1], 2800) == b'kiwi' * 700")
+    peer = stage.daemon.peer()
+    assert peer.do("page-out")["outcome"] == "moved"
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert program.get("read(kept[1], 2800) == b'kiwi' * 700")
+
+
+def test_memory_freed_between_overlapping_captures(stage: Stage, program: Worker) -> None:
+    program.do("c = ck(driver.cuStreamCreate(1)); r = alloc(2000)")
+    before_bytes = stage.used_bytes
+    program.do("begin(mode=RELAXED); small = [alloc(64 * 1024) for _ in range(40)]")
+    program.do("begin(c, RELAXED)")
+    program.do("for one in small: free(one)")
+    program.do("g = end()")
+    assert program.get("status(c)") == 1, "the other capture is open, and not spoiled"
+    program.do("h = end(c); instantiate(g), instantiate(h)")
+    wait_until(lambda: stage.used_bytes == before_bytes, "what was freed is given back")
+
+
 def test_captures_while_memory_comes_and_goes(stage: Stage, program: Worker) -> None:
     program.do(
         "stop, rounds, context = False, [0], ck(driver.cuCtxGetCurrent())\n"

@@ -1,4 +1,4 @@
-/* Calls the driver's functions without a driver: the library also defines the names. */
+/* Asks whether the driver is linked, and calls it if so. */
 #include <stdio.h>
 
 int cuInit(unsigned) __attribute__((weak));
