@@ -32,6 +32,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
             _learn(st, session, began_ns)
+            session.learn_from_use(event.busy.get(session_id), began_ns)
             st.refresh(session)
             if session.asked_bytes:
                 growth.seen(st, session, began_ns)
