@@ -48,6 +48,16 @@ AREA_TIMEOUT_S: Final = 45.0
 that takes longer than all that counts as hung."""
 
 
+_DRIVER_HANGS: Final = (
+    "The driver hangs: look at dmesg; usually only a restart of the machine helps."
+)
+_HANGS: Final = dict.fromkeys(("driver", "NVML"), _DRIVER_HANGS)
+_ELSE_HANGS: Final = (
+    "A file system or a process that was asked does not answer: look at dmesg, and whether all "
+    "network mounts are there (df)."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument(
@@ -119,6 +129,10 @@ def _within(area: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     def work() -> None:
         try:
             findings.extend(check())
+        except OSError as error:
+            what = error.filename or "What Kiwi has to look at"
+            text = f"{what} cannot be looked at: {error.strerror or error}."
+            findings.append(fail(area, text, "Mend its permissions or its file system."))
         except Exception as error:  # noqa: BLE001  (one broken check must not hide the others)
             remedy = getattr(error, "remedy", "") or "This is unexpected: please report it."
             findings.append(fail(area, f"{type(error).__name__}: {error}", remedy))
@@ -128,8 +142,7 @@ def _within(area: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     thread.join(AREA_TIMEOUT_S)
     if thread.is_alive():
         text = f"No answer within {AREA_TIMEOUT_S:.0f} s."
-        remedy = "The driver hangs: look at dmesg; usually only a restart of the machine helps."
-        return [*findings, fail(area, text, remedy)]
+        return [*findings, fail(area, text, _HANGS.get(area, _ELSE_HANGS))]
     return findings
 
 

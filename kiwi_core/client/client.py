@@ -272,9 +272,11 @@ class Client:
         assert isinstance(answer, HintReport)
         return answer.begun, answer.why
 
-    def expect(self, key: str, for_s: float, timeout_s: float = 5.0) -> None:
+    def expect(
+        self, key: str, for_s: float, timeout_s: float = 5.0, *, pid: int = 0, name: str = ""
+    ) -> None:
         """Announce a session that will join here; see ``Expect``. Raises ``PeerError`` "busy"."""
-        self._channel.ask(Expect(key=key, for_s=for_s), timeout_s)
+        self._channel.ask(Expect(key=key, for_s=for_s, pid=pid, name=name), timeout_s)
 
     def goodbye(self, timeout_s: float) -> None:
         """Leave Kiwi: wait until all memory is back in the GPU, then close the client.

@@ -65,13 +65,18 @@ def place(sockets: list[Path], key: str, *, within_s: float = WITHIN_S) -> GpuSt
 
 def rank(gpu: GpuStatus) -> tuple[float, int, int, int]:
     """Return the sort key of a GPU; the smallest is the best. Equal waits (to about a second):
-    fewest sessions, then most memory that is free or could be, then the lowest index.
+    fewest programs, then most memory that is free or could be, then the lowest index.
     """
     wait_s = gpu.newcomer_wait_s
     felt = math.inf if wait_s is None else float(int(wait_s / UNNOTICED_S))
     idle = (one for one in gpu.sessions if one.state is SessionState.IDLE)
     room_bytes = gpu.memory.free_bytes + sum(one.resident_bytes for one in idle)
-    return felt, len(gpu.sessions) + gpu.expected, -room_bytes, gpu.index
+    return felt, programs_of(gpu), -room_bytes, gpu.index
+
+
+def programs_of(gpu: GpuStatus) -> int:
+    """Return the number of programs that share the GPU or are about to, each counted once."""
+    return len(gpu.sessions) + len(gpu.outside) + gpu.expected
 
 
 def statuses(sockets: Iterable[Path], within_s: float) -> list[GpuStatus]:
@@ -85,12 +90,12 @@ def statuses(sockets: Iterable[Path], within_s: float) -> list[GpuStatus]:
         askers.shutdown(wait=False, cancel_futures=True)
 
 
-def expect(socket: Path, key: str, for_s: float) -> None:
-    """Have the daemon at ``socket`` expect the program ``key``; 0 s: no longer. Does nothing if it
-    does not answer."""
+def expect(socket: Path, key: str, for_s: float, *, pid: int = 0, name: str = "") -> None:
+    """Have the daemon at ``socket`` expect the program ``key``; 0 s: no longer. ``pid`` and
+    ``name``: see ``Expect``. Does nothing if it does not answer."""
     with suppress(KiwiError), _observer(socket, WITHIN_S) as client:
         client.connect()
-        client.expect(key, for_s, WITHIN_S)
+        client.expect(key, for_s, WITHIN_S, pid=pid, name=name)
 
 
 def _ask(socket: Path, within_s: float) -> GpuStatus | None:

@@ -263,7 +263,8 @@ class GpuDaemon:
         tally = Tally()
         self._gauges: GaugeReader = GaugeReader(
             machine.memory, kiwis=self._kiwis, movers=lambda: machine.movers.pids,
-            outside_bytes=lambda: scheduler.outside_bytes, changed=self._told,
+            outside_bytes=lambda: scheduler.outside_bytes,
+            names=self._sessions.expected.names_outside, changed=self._told,
         )  # fmt: skip
         reporter = Reporter(
             scheduler, self._registry, rights, machine.gpu, self._links, self._pager, self._budget,

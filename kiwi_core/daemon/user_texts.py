@@ -76,7 +76,7 @@ _WORDS: dict[Notice, tuple[str, str]] = {
             "The GPU memory of this program could not be brought back yet; nothing is lost, and "
             "Kiwi tries again."
         ),
-        "If it stays so, look in `kiwi status` for programs outside Kiwi that use the GPU.",
+        "If it stays so, `kiwi doctor` and the daemon's log say more.",
     ),
     Notice.BLOCKED_HOST_MEMORY: (
         (
@@ -133,9 +133,23 @@ _WORDS: dict[Notice, tuple[str, str]] = {
 }
 
 
+_PAGE_IN_REMEDIES: dict[str, str] = {
+    Reason.NO_ROOM: (
+        "If it stays so, look in `kiwi status` for programs outside Kiwi that use the GPU."
+    ),
+    Reason.STOPPED: _WORDS[Notice.STOPPED][1],
+    Reason.LOCK_TIMEOUT: "It is tried again by itself, as soon as the driver answers.",
+    Reason.NOT_PERMITTED: "`kiwi doctor` says which right the daemon lacks.",
+    Reason.GONE: "Start it again.",
+}
+"""By the reason with which the detail begins: why the memory could not be brought back."""
+
+
 def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
     """Return the notice for a user and what they can do: ``(text, remedy)``. Append ``detail``."""
     text, remedy = _WORDS[notice]
+    if notice is Notice.PAGE_IN_REFUSED:
+        remedy = _PAGE_IN_REMEDIES.get(detail.partition(":")[0], remedy)
     return _with_detail(text.replace("{when}", ""), detail), remedy
 
 

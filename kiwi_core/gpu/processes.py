@@ -263,6 +263,16 @@ def ancestors(ref: ProcessRef) -> Iterator[ProcessRef]:
         child = stat
 
 
+def child_of(parent: ProcessRef, inner_pid: int) -> ProcessRef | None:
+    """Return the child of ``parent`` that has ``inner_pid`` in the PID namespace of ``parent``;
+    ``None`` if there is none, or it has ended."""
+    depth = len(_status(parent.pid, "NSpid:"))
+    for pid in _children(parent.pid):
+        if _status(pid, "NSpid:")[:depth][-1:] == [str(inner_pid)]:
+            return ref_of(pid)
+    return None
+
+
 def in_session_of(root: ProcessRef, pid: int) -> bool:
     """Return whether ``pid`` is in the terminal session that ``root`` leads, and has its owner.
 

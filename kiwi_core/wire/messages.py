@@ -159,12 +159,16 @@ class BringBack(Message, frozen=True, kw_only=True, tag="bring-back"):
 class Expect(Message, frozen=True, kw_only=True, tag="expect"):
     """Announce that a program of this user will soon be a session here: it counts when other
     programs choose between GPUs. ``key`` names it; a session that says hello with it as its
-    ``kernel_id`` takes the place. It lapses after ``for_s`` seconds; 0 takes it back. Answered by
-    ``ok``.
+    ``kernel_id`` takes the place, or one of the process ``pid``, a child of the sender by its pid
+    there (0: it does not run yet). The place ends with that process, or else with the sender. It
+    lapses after ``for_s`` seconds; 0 takes it back. ``name`` is what the program is called while it
+    uses the GPU without a name of its own. Answered by ``ok``.
     """
 
     key: str
     for_s: float
+    pid: int = 0
+    name: str = ""
 
 
 class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):

@@ -172,7 +172,8 @@ class GpuStatus(Struct, frozen=True, kw_only=True):
     known, because a fault or a program outside Kiwi holds it up.
     """
     expected: int = 0
-    """Number of sessions that servers have placed here and that have not joined yet."""
+    """Number of programs that servers have placed here and that neither are sessions yet nor use
+    the GPU outside Kiwi."""
 
 
 class StoryLine(Struct, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ def waits_of_this_machine(socket_dir: Path | None = None) -> list[Place]:
             gpu.uuid,
             f"GPU {gpu.index} ({gpu.name})",
             math.inf if gpu.newcomer_wait_s is None else gpu.newcomer_wait_s,
-            len(gpu.sessions) + gpu.expected,
+            gpu_placement.programs_of(gpu),
         )
         for gpu in sorted(gpus, key=lambda gpu: gpu.index)
     ]

@@ -1,9 +1,10 @@
 """The line that is shown while a cell waits for the GPU. No notebook file keeps any of it.
 
-In a notebook the line is an ``update_display_data`` message with a display id that no output has.
-Kiwi's JupyterLab extension draws it below the cell; everything else (nbclient, papermill, the
-output area of JupyterLab) ignores it, so no saved file can hold it. In a terminal it is one line on
-stderr. ``docs/adr/0052-the-wait-is-no-output.md`` has the reasons.
+A kernel sends the line as ``comm_msg`` messages of a comm that nobody has opened. These are no
+outputs, so nothing that saves outputs can keep them: whoever runs the cell (a browser, a server, a
+script, an agent) ignores a comm that it does not know. Kiwi's JupyterLab extension draws the line
+below the cell. A kernel never guesses who listens. In IPython's terminal, without a kernel, it is
+one line on stderr. ``docs/adr/0052-the-wait-is-no-output.md`` has the reasons.
 """
 
 from __future__ import annotations
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 REDRAW_S: Final = 1.0
 """The least time between two drawings of an unchanged state: the bar moves on."""
-
-UPDATE: Final = "update_display_data"
-NAME_SET_BY_VSCODE: Final = "__vsc_ipynb_file__"
 
 _STYLE: Final = (
     "font-family:var(--jp-ui-font-family,sans-serif);"
@@ -139,45 +137,33 @@ def screens_for(shell: Any, *, silent: bool = False) -> Callable[[], Screen]:
 
 
 WAIT_ID: Final = "kiwi-wait-"
-"""Prefix of the display ids of waiting lines; the labextension looks for it."""
+"""Prefix of the comm ids of waiting lines; the labextension looks for it."""
 
 
 class _NotebookScreen:
-    """Draws the line of one wait. ``request`` is the message that started the cell.
-
-    It sends its messages itself: ``display`` would hand them to ``%%capture``.
+    """Draws the line of one wait. ``request`` is the message that started the cell. It names the
+    cell only if JupyterLab's own page sent it.
     """
 
     def __init__(self, kernel: Any, request: Any) -> None:
         self._kernel = kernel
         self._request = request
-        self._display_id = WAIT_ID + uuid.uuid4().hex
-        is_console = _is_console(request) and NAME_SET_BY_VSCODE not in kernel.shell.user_ns
-        self._message = "display_data" if is_console else UPDATE
+        self._comm_id = WAIT_ID + uuid.uuid4().hex
 
     def __call__(self, text: str, markup: str) -> None:
-        data = {"text/plain": text}
-        if markup:
-            data["text/html"] = markup
-        metadata = self._request.get("metadata") or {}
+        cell = (self._request.get("metadata") or {}).get("cellId")
         content = {
-            "data": data,
-            "metadata": {"kiwi": {"cell": metadata.get("cellId")}},
-            "transient": {"display_id": self._display_id},
+            "comm_id": self._comm_id,
+            "data": {"cell": cell, "text": text, "html": markup},
         }
-        kernel, message, self._message = self._kernel, self._message, UPDATE
-        topic = f"kernel.{kernel.ident}.{message}".encode()
+        kernel = self._kernel
         kernel.session.send(
-            kernel.iopub_socket, message, content, parent=self._request, ident=topic
+            kernel.iopub_socket,
+            "comm_msg",
+            content,
+            parent=self._request,
+            ident=f"comm-{self._comm_id}".encode(),
         )
-
-
-def _is_console(request: Any) -> bool:
-    """Return whether a person uses a console. A console can answer ``input()``, unlike nbclient and
-    papermill, and names no cell, unlike JupyterLab. It saves no outputs.
-    """
-    metadata, content = request.get("metadata") or {}, request.get("content") or {}
-    return bool(content.get("allow_stdin")) and "cellId" not in metadata
 
 
 def _terminal_screen(text: str, _markup: str) -> None:

@@ -35,8 +35,8 @@ class Placer:
         self.socket_dir = socket_dir
         self._within_s = within_s
         self._lock = threading.Lock()
-        self._placed: dict[str, Path] = {}
-        """The socket of the daemon that expects each kernel."""
+        self._placed: dict[str, Path | None] = {}
+        """The socket of the daemon that expects each kernel; ``None`` while it is chosen."""
 
     async def place(self, kernel_id: str, env: Mapping[str, str]) -> str | None:
         """Return the UUID of the GPU for a kernel that is about to start with ``env``. Return
@@ -47,17 +47,43 @@ class Placer:
             return None
         directory = self.socket_dir or config.socket_dir()
         await asyncio.to_thread(self._forget, kernel_id)
-        gpu = await asyncio.to_thread(self._choose, directory, kernel_id)
+        with self._lock:
+            self._placed[kernel_id] = None
+        try:
+            gpu = await asyncio.to_thread(self._choose, directory, kernel_id)
+        except BaseException:  # cancelled: the thread goes on, and sees that it is not wanted
+            await self.ended(kernel_id)
+            raise
         if gpu is None:
             return None
-        with self._lock:
-            self._placed[kernel_id] = directory / f"{gpu.uuid}.sock"
         kind = "EMULATED GPU" if gpu.emulated else "GPU"
         log.info("kernel %s is placed on %s %d (%s)", kernel_id, kind, gpu.index, gpu.uuid)
         return gpu.uuid
 
     def _choose(self, directory: Path, kernel_id: str) -> GpuStatus | None:
-        return gpu_placement.place(own_sockets(directory), kernel_id, within_s=self._within_s)
+        gpu = gpu_placement.place(own_sockets(directory), kernel_id, within_s=self._within_s)
+        socket = directory / f"{gpu.uuid}.sock" if gpu is not None else None
+        with self._lock:
+            wanted = kernel_id in self._placed
+            if wanted and socket is None:
+                del self._placed[kernel_id]
+            elif wanted:
+                self._placed[kernel_id] = socket
+        if socket is not None and not wanted:
+            gpu_placement.expect(socket, kernel_id, 0)
+        return gpu
+
+    async def launched(self, kernel_id: str, pid: int, name: str) -> None:
+        """Tell the daemon that expects the kernel which process it is, and what it is called."""
+        await asyncio.to_thread(self._introduce, kernel_id, pid, name)
+
+    def _introduce(self, kernel_id: str, pid: int, name: str) -> None:
+        with self._lock:
+            socket = self._placed.get(kernel_id)
+        if socket is not None:
+            gpu_placement.expect(
+                socket, kernel_id, gpu_placement.EXPECTED_FOR_S, pid=pid, name=name
+            )
 
     async def ended(self, kernel_id: str) -> None:
         """Withdraw the placement of kernel ``kernel_id``, which has ended."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 NAME: Final = "kiwi-provisioner"
 """Name of the entry point by which Jupyter finds ``KiwiProvisioner``."""
+
+NOTEBOOK: Final = "JPY_SESSION_NAME"
+"""Variable in which Jupyter Server tells a kernel the path of its notebook."""
 
 _JUPYTERS_OWN: Final = "local-provisioner"
 
@@ -96,6 +100,21 @@ class KiwiProvisioner(LocalProvisioner):
         except Exception:  # the kernel must start, whatever is wrong with Kiwi
             log.exception("kernel %s is started as if there were no Kiwi", self.kernel_id)
         return launch
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
+        """Start the kernel. A daemon that expects it learns its process: the kernel may end, or
+        belong to an environment without Kiwi, and then never says that it is there."""
+        try:
+            connection_info = await super().launch_kernel(cmd, **kwargs)
+        except BaseException:
+            await placer().ended(self.kernel_id)
+            raise
+        name = os.path.basename((kwargs.get("env") or {}).get(NOTEBOOK, ""))
+        try:
+            await placer().launched(self.kernel_id, self.pid or 0, name or f"kernel {self.pid}")
+        except Exception:  # the kernel has started, whatever is wrong with Kiwi
+            log.exception("kernel %s is not introduced", self.kernel_id)
+        return connection_info
 
     async def send_signal(self, signum: int) -> None:
         """Move the kernel's memory out before a kill, if its driver needs that."""

@@ -59,9 +59,9 @@ class Cell:
 
     @property
     def displayed(self) -> str:
-        kinds = ("display_data", "update_display_data")
+        kinds = ("display_data", "update_display_data", "comm_msg")
         parts = [m["content"]["data"] for m in self.messages if m["msg_type"] in kinds]
-        return "\n".join(part["text/plain"] for part in parts)
+        return "\n".join(part.get("text/plain", part.get("text", "")) for part in parts)
 
 
 class Kernel:

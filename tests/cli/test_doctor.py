@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import errno
+import inspect
 import json
 import os
+import re
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -12,11 +17,21 @@ from scripted_daemon import status_of
 
 from kiwi_core import config
 from kiwi_core.cli import doctor
-from kiwi_core.cli.checks import gpu, jupyter, killers, machine, memory, notebook, preload
+from kiwi_core.cli.checks import finding as finding_module
+from kiwi_core.cli.checks import (
+    gpu,
+    jupyter,
+    killers,
+    kubernetes,
+    machine,
+    memory,
+    notebook,
+    preload,
+)
 from kiwi_core.cli.checks import sockets as socket_checks
 from kiwi_core.cli.checks.finding import Finding, Level, fail, ok
 from kiwi_core.cli.terminal import Style
-from kiwi_core.errors import GpuError
+from kiwi_core.errors import CallerError, GpuError
 from kiwi_core.gpu.driver import DriverInfo
 from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.preload import Unavailable
@@ -24,6 +39,46 @@ from kiwi_core.units import GIB, MIB
 from kiwi_core.wire.messages import GetStatus, Hello, StatusReport
 
 PTRACE = machine.CAP_SYS_PTRACE
+CHECKS = Path(inspect.getfile(finding_module)).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_row_has_a_planted_fault(request):
+    """Fail if a row of the doctor that is not OK is made in no test of this module. Nothing is said
+    where only some of the tests run."""
+    made: set[tuple[str, int]] = set()
+    really = Finding.__init__
+
+    def record(self, *args, **kwargs):
+        really(self, *args, **kwargs)
+        frame = sys._getframe(2)
+        made.add((Path(frame.f_code.co_filename).name, frame.f_lineno))
+
+    Finding.__init__ = record
+    yield
+    Finding.__init__ = really
+    tests = {name for name in vars(request.module) if name.startswith("test_")}
+    ran = {
+        item.function.__name__ for item in request.session.items if item.module is request.module
+    }
+    if tests <= ran:
+        unplanted = [row for row in rows() if not any(row_is_made(row, one) for one in made)]
+        assert unplanted == []
+
+
+def rows():
+    """Return the file, the first and the last line of each call of ``warn`` and ``fail``."""
+    return [
+        (path.name, node.lineno, node.end_lineno)
+        for path in sorted(CHECKS.glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("warn", "fail")
+    ]
+
+
+def row_is_made(row, made):
+    name, first, last = row
+    return made[0] == name and first <= made[1] <= last
 
 
 def write(root, path: str, text: str):
@@ -157,6 +212,9 @@ def test_the_emulated_driver_is_told_apart_from_a_real_one(tmp_path):
     other.write_bytes(b"\x7fELF")
     assert not gpu.is_emulated(str(other))
     assert gpu.library(str(other)).level is Level.OK
+    emulated = gpu.library(str(emulator.build().libcuda))
+    assert emulated.level is Level.WARN
+    assert "LD_LIBRARY_PATH" in emulated.remedy
 
 
 @pytest.mark.parametrize(
@@ -236,6 +294,83 @@ def test_the_socket_directory_is_ours_alone(tmp_path, monkeypatch):
     assert "another user" in ownership(directory).text
 
 
+@pytest.mark.parametrize(
+    ("error", "words", "remedy"),
+    [
+        (errno.ENOLCK, "cannot be locked", "no locks"),
+        (errno.EOPNOTSUPP, "cannot be locked", "no locks"),
+        (errno.ENOSPC, "No space left", "Make room"),
+        (errno.EROFS, "mounted read-only", "can be written"),
+        (errno.EACCES, "Permission denied", "of your own"),
+    ],
+)
+def test_a_file_system_on_which_no_daemon_can_start(tmp_path, monkeypatch, error, words, remedy):
+    assert [one.level for one in socket_checks.locks(tmp_path)] == []
+    assert list(tmp_path.iterdir()) == []
+
+    def refuse(*_args):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(socket_checks.fcntl, "flock", refuse)
+    finding = only(socket_checks.locks(tmp_path))
+    assert finding.level is Level.FAIL
+    assert words in finding.text
+    assert remedy in finding.remedy
+
+
+def test_a_socket_directory_that_cannot_be_looked_at(tmp_path, monkeypatch):
+    def refuse(_path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    finding = only(socket_checks.directory(Path("/run/kiwi")))
+    assert "cannot be read" in finding.text
+    assert "permissions" in finding.remedy
+
+
+def test_a_socket_of_a_gpu_that_nobody_may_use_is_told(tmp_path, monkeypatch):
+    def refuse(*_args):
+        raise CallerError("no-gpu", "No such GPU.", "Look at kiwi status.")
+
+    monkeypatch.setattr("kiwi_core.client.discover", refuse)
+    assert only(socket_checks.daemons(tmp_path)) == fail(
+        "daemon", "No such GPU.", "Look at kiwi status."
+    )
+
+
+def test_kiwi_is_not_installed_where_the_notebooks_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(notebook, "find_spec", lambda _name: None)
+    finding = only(notebook.check(tmp_path))
+    assert (finding.level, finding.area) == (Level.FAIL, "notebook")
+
+
+def test_an_nvml_that_fails_beside_hardware_is_a_failure(tmp_path, monkeypatch):
+    def fails():
+        raise GpuError("nvml-no-driver", "NVML fails.", "Mend it.")
+
+    monkeypatch.setattr(gpu.nvml, "gpus", fails)
+    assert gpu.gpus(tmp_path) == ([], [])
+    write(tmp_path, "dev/nvidiactl", "")
+    assert gpu.gpus(tmp_path) == ([], [fail("NVML", "NVML fails.", "Mend it.")])
+
+
+def test_another_device_plugin_on_a_node_is_told(monkeypatch, tmp_path):
+    write(tmp_path, "kiwi-shared.sock", "")
+    monkeypatch.setattr(kubernetes.others, "served", lambda _path: True)
+    monkeypatch.setattr(kubernetes.others, "of_nvidia", lambda _directory: ["nvidia-gpu.sock"])
+    finding = only(kubernetes.check(tmp_path))
+    assert "nvidia-gpu.sock" in finding.text
+    assert "Remove it" in finding.remedy
+
+
+def test_bindings_with_a_gap_and_no_compiler_are_told(monkeypatch):
+    finding = gpu.bindings("cuda-bindings 1.0 lacks a call.")
+    assert (finding.level, bool(finding.remedy)) == (Level.FAIL, True)
+    monkeypatch.setattr(gpu.shutil, "which", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert "ziglang" in gpu.compiler().remedy
+
+
 def test_a_path_too_long_for_a_socket_is_told(tmp_path):
     deep = tmp_path / ("x" * 80)
     levels = [finding.level for finding in socket_checks.directory(deep)]
@@ -279,15 +414,49 @@ def test_a_daemon_of_another_protocol_is_a_failure(daemon, sockets):
 
 def test_the_shipped_configuration_is_looked_for(tmp_path):
     path = tmp_path / notebook.CONFIG_NAME
-    assert notebook.configuration(path).level is Level.WARN
+    finding = notebook.configuration(path, for_one_user=False)
+    assert finding.level is Level.WARN
+    assert "pip install --force-reinstall" in finding.remedy
     path.write_text("c.InteractiveShellApp.extra_extensions.append('kiwi_jupyter.kernel')")
     assert notebook.configuration(path).level is Level.OK
+
+
+def test_an_installation_for_one_user_is_not_told_to_be_another_one(tmp_path, monkeypatch):
+    """Who installs with --user often may not write anywhere else."""
+    base = tmp_path / "base"
+    monkeypatch.setattr(notebook.site, "getusersitepackages", lambda: str(base))
+    assert not notebook.installed_for_one_user()
+    own = ModuleSpec("kiwi_jupyter", None, origin=str(base / "kiwi_jupyter/__init__.py"))
+    monkeypatch.setattr(notebook, "find_spec", lambda _name: own)
+    assert notebook.installed_for_one_user()
+    finding = notebook.configuration(tmp_path / notebook.CONFIG_NAME)
+    assert "for you alone" in finding.text
+    assert "--user" not in finding.remedy
+    assert "extra_extensions.append('kiwi_jupyter.kernel')" in finding.remedy
+
+
+def test_the_remedy_of_an_installation_for_one_user_works(tmp_path, monkeypatch):
+    finding = notebook.configuration(tmp_path / notebook.CONFIG_NAME, for_one_user=True)
+    line = re.search(r"Write (.*\)) into", finding.remedy)
+    assert line is not None
+    profile = tmp_path / "profile_default"
+    profile.mkdir()
+    (profile / notebook.CONFIG_NAME).write_text(f"c = get_config()\n{line[1]}\n")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    assert notebook.EXTENSION in notebook.effective_extensions()
+
+
+def test_a_configuration_that_cannot_be_read_is_told(tmp_path):
+    path = tmp_path / notebook.CONFIG_NAME
+    path.mkdir()  # root may read any file, but no directory as one
+    finding = notebook.configuration(path)
+    assert "cannot be read" in finding.text
+    assert "readable" in finding.remedy
 
 
 @pytest.mark.parametrize(
     ("extensions", "level"),
     [
-        (None, Level.WARN),
         ([], Level.WARN),
         (["mine"], Level.WARN),
         (["x", notebook.EXTENSION], Level.OK),
@@ -300,7 +469,7 @@ def test_the_extensions_that_a_kernel_loads_are_judged(extensions, level):
 def test_ipython_itself_says_what_a_kernel_loads(tmp_path, monkeypatch):
     """The shipped configuration works in this environment, and a user's own list replaces it."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    assert notebook.EXTENSION in (notebook.effective_extensions() or [])
+    assert notebook.EXTENSION in notebook.effective_extensions()
     profile = tmp_path / "profile_default"
     profile.mkdir()
     own = "c = get_config()\nc.InteractiveShellApp.extra_extensions = ['autoreload']\n"
@@ -348,7 +517,6 @@ def test_jupyter_itself_says_what_is_enabled(tmp_path, monkeypatch):
     lab = {"name": "kiwi-jupyter", "version": "1", "jupyterlab": {"_build": build}}
     write(tmp_path, "share/labextensions/kiwi-jupyter/package.json", json.dumps(lab))
     said = jupyter.ask()
-    assert said is not None
     assert said["error"] == ""
     assert said["lab"] == {"installed": True, "disabled": []}
 
@@ -357,24 +525,51 @@ def test_jupyter_itself_says_what_is_enabled(tmp_path, monkeypatch):
     page = {"disabledExtensions": {"kiwi-jupyter": True, "kiwi-jupyter:tab": False}}
     write(tmp_path, "etc/labconfig/page_config.json", json.dumps(page))
     said = jupyter.ask()
-    assert said is not None
     assert said["enabled"] is False
     assert said["lab"] == {"installed": True, "disabled": ["kiwi-jupyter"]}
 
 
-def test_a_jupyter_that_cannot_be_asked_is_told(monkeypatch):
-    monkeypatch.setattr(jupyter, "_PROBE", "raise SystemExit(1)")
-    assert only(jupyter.check()).level is Level.WARN
+UNANSWERED = [
+    ("raise SystemExit(1)", "without a word", "Mend"),
+    ("raise ValueError('bad traits')", "ValueError: bad traits", "Mend what this says"),
+    ("import no_such_package", "no_such_package is not installed", "pip install no_such_package"),
+    ("raise PermissionError('/opt/x')", "PermissionError: /opt/x", "readable"),
+    ("print('hello')", "cannot be read", "writes to the output"),
+    ("import time; time.sleep(1000)", "no answer within", "less busy"),
+]
+"""Programs that do not answer, why, and what to do."""
+
+
+@pytest.mark.parametrize(("program", "why", "remedy"), UNANSWERED)
+def test_a_python_that_does_not_answer_is_told_with_its_own_cause(
+    monkeypatch, tmp_path, program, why, remedy
+):
+    if "time" in program:
+        monkeypatch.setattr(finding_module, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(jupyter, "_PROBE", program)
+    monkeypatch.setattr(notebook, "_PROBE", program)
+    server = only(jupyter.check())
+    kernel = next(one for one in notebook.check(tmp_path) if one.area == "kernel")
+    for finding in (server, kernel):
+        assert finding.level is Level.WARN
+        assert why in finding.text
+        assert remedy in finding.remedy
+
+
+def test_a_python_that_cannot_be_started_is_told(monkeypatch, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/no/such/shell\n")
+    python.chmod(0o600)
+    monkeypatch.setattr(sys, "executable", str(python))
+    server = only(jupyter.check())
+    assert f"{python} cannot be started: Permission denied" in server.text
+    assert "readable" in server.remedy
+    assert "cannot be started" in preload.loaded(tmp_path / "libkiwi_preload.so").text
 
 
 def test_without_jupyter_server_there_is_nothing_to_enable(monkeypatch):
     monkeypatch.setattr(jupyter, "find_spec", lambda name: None)
     assert only(jupyter.check()).level is Level.OK
-
-
-def test_a_kernel_that_cannot_be_asked_is_told(monkeypatch):
-    monkeypatch.setattr(notebook, "_PROBE", "raise SystemExit(1)")
-    assert notebook.effective_extensions() is None
 
 
 def test_disabled_by_the_environment_is_told(monkeypatch, tmp_path):
@@ -397,6 +592,25 @@ def test_an_area_that_breaks_or_hangs_is_a_line_and_not_the_end(monkeypatch):
     release.set()
     assert finding.level is Level.FAIL
     assert "No answer" in finding.text
+    assert "driver hangs" in finding.remedy
+
+
+def test_what_hangs_or_cannot_be_looked_at_is_not_always_the_driver(monkeypatch):
+    import threading
+
+    release = threading.Event()
+    monkeypatch.setattr(doctor, "AREA_TIMEOUT_S", 0.05)
+    finding = only(doctor._within("memory", lambda: release.wait(60) and []))
+    release.set()
+    assert "driver" not in finding.remedy
+    assert "network mounts" in finding.remedy
+
+    def unreadable():
+        raise PermissionError(errno.EACCES, "Permission denied", "/home/ada/.kiwi")
+
+    finding = only(doctor._within("memory", unreadable))
+    assert finding.text == "/home/ada/.kiwi cannot be looked at: Permission denied."
+    assert "report" not in finding.remedy
 
 
 def test_lines_have_level_area_text_and_remedy():

@@ -12,6 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from daemon import PATIENCE_S, Daemon, running_daemon, wait_until
 from leftovers import nothing_left
@@ -111,7 +112,9 @@ def test_eight_programs_that_start_at_once_spread(daemon: Daemon) -> None:
         "import sys; from pathlib import Path;"
         "from kiwi_core.client import discover, gpu_placement;"
         "sys.stdin.read(1);"
-        "print(gpu_placement.place(discover(Path(sys.argv[1])), sys.argv[2], within_s=60).index)"
+        "gpu = gpu_placement.place(discover(Path(sys.argv[1])), sys.argv[2], within_s=60);"
+        "print(gpu.index, flush=True);"
+        "sys.stdin.read()"
     )
     programs = [
         subprocess.Popen(
@@ -125,9 +128,13 @@ def test_eight_programs_that_start_at_once_spread(daemon: Daemon) -> None:
         program.stdin.write("x")
         program.stdin.flush()
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(lambda program: program.communicate(timeout=PATIENCE_S)[0], programs))
+        told = list(
+            pool.map(lambda program: program.stdout and program.stdout.readline(), programs)
+        )
     assert Counter(told) == {"0\n": 4, "1\n": 4}
     assert [daemon.status(index).expected for index in (0, 1)] == [4, 4]
+    for program in programs:
+        program.communicate(timeout=PATIENCE_S)
 
 
 def test_a_session_that_joins_is_not_expected_any_more(daemon: Daemon) -> None:
@@ -154,6 +161,72 @@ def test_an_expectation_lapses(daemon: Daemon) -> None:
     path = daemon.directory / f"{daemon.status(0).uuid}.sock"
     gpu_placement.expect(path, "a", 0.2)
     wait_until(lambda: daemon.status(0).expected == 0, "the end of the expectation")
+
+
+ANNOUNCER = """
+import subprocess, sys
+from pathlib import Path
+from kiwi_core.client import gpu_placement
+socket = Path(sys.argv[1])
+gpu_placement.expect(socket, "a", 60)
+input()
+child = subprocess.Popen(["sleep", "1000"])
+gpu_placement.expect(socket, "a", 60, pid=child.pid, name="a.ipynb")
+print(child.pid, flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def announcer(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
+    """Start a server that has announced a program on GPU 0, and starts it on a line."""
+    path = daemon.directory / f"{daemon.status(0).uuid}.sock"
+    with subprocess.Popen(
+        [sys.executable, "-c", ANNOUNCER, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        wait_until(lambda: daemon.status(0).expected == 1, "the announcement")
+        yield process
+        process.kill()
+
+
+def test_what_an_announcer_has_not_started_ends_with_it(
+    daemon: Daemon, announcer: subprocess.Popen[str]
+) -> None:
+    announcer.kill()
+    wait_until(lambda: daemon.status(0).expected == 0, "the end of the expectation")
+
+
+def test_a_program_that_runs_is_expected_until_it_ends(
+    daemon: Daemon, announcer: subprocess.Popen[str]
+) -> None:
+    assert announcer.stdin is not None
+    assert announcer.stdout is not None
+    announcer.stdin.write("\n")
+    announcer.stdin.flush()
+    program = psutil.Process(int(announcer.stdout.readline()))
+    announcer.kill()
+    announcer.wait()
+    assert daemon.status(0).expected == 1, "it lives without the server that started it"
+    program.kill()
+    wait_until(lambda: daemon.status(0).expected == 0, "the end of the expectation")
+
+
+def test_a_program_that_has_ended_already_is_not_expected(daemon: Daemon) -> None:
+    path = daemon.directory / f"{daemon.status(0).uuid}.sock"
+    program = subprocess.Popen(["true"])
+    program.wait()
+    gpu_placement.expect(path, "a", 60)
+    gpu_placement.expect(path, "a", 60, pid=program.pid)
+    assert daemon.status(0).expected == 0
+
+
+def test_a_program_that_joined_before_it_was_introduced_is_not_expected(daemon: Daemon) -> None:
+    path = daemon.directory / f"{daemon.status(0).uuid}.sock"
+    with Client(path, name="a.ipynb", kernel_id="a") as client:
+        client.connect()
+        gpu_placement.expect(path, "a", 60, pid=os.getpid())
+        assert daemon.status(0).expected == 0
 
 
 def test_a_time_that_is_none_is_refused(daemon: Daemon) -> None:

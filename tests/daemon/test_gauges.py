@@ -101,6 +101,7 @@ class World:
             kiwis=lambda: self.kiwis,
             movers=lambda: [77],
             outside_bytes=lambda: outside_bytes,
+            names=lambda _pids: {},
             changed=lambda: self.news.append(self.gauges.now),
         )
 

@@ -29,6 +29,22 @@ def test_every_notice_is_a_sentence_with_a_remedy(notice: Notice) -> None:
     assert with_detail == f"{text[:-1]} (so many bytes)."
 
 
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (Reason.NO_ROOM, "outside Kiwi"),
+        (Reason.STOPPED, "kill -CONT"),
+        (Reason.NOT_PERMITTED, "kiwi doctor"),
+        (Reason.DRIVER, "daemon's log"),
+    ],
+)
+def test_what_to_do_about_memory_that_does_not_come_back_depends_on_why(
+    reason: Reason, word: str
+) -> None:
+    _, remedy = user_texts.sentence(Notice.PAGE_IN_REFUSED, f"{reason.value}: x")
+    assert word in remedy
+
+
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_has_words(reason: Reason) -> None:
     assert user_texts.reason(reason)

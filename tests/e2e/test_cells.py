@@ -170,10 +170,9 @@ _PLACES = re.compile(r"(/[\w.+-]+)+")
 
 
 def _comparable(cell: Cell) -> list[Any]:
-    """Return what would be saved, without times and paths, and without the empty line that is left
-    of a wait: these cells come from a console, which saves no outputs."""
+    """Return what would be saved, without times and paths."""
     assert cell.reply is not None
-    outputs = [output for output in copy.deepcopy(cell.outputs()) if not _empty(output)]
+    outputs = copy.deepcopy(cell.outputs())
     for output in outputs:
         for where in ("text", "evalue"):
             if where in output:
@@ -183,10 +182,6 @@ def _comparable(cell: Cell) -> list[Any]:
         if "data" in output and "per loop" in output["data"].get("text/plain", ""):
             output["data"] = "timed"
     return [cell.status, cell.error, *outputs]
-
-
-def _empty(output: dict[str, Any]) -> bool:
-    return output["output_type"] == "display_data" and output["data"] == {"text/plain": ""}
 
 
 def _without_times(text: str) -> str:

@@ -2,7 +2,7 @@
 
 It reads each message before the tool does. When a waiting line comes, it keeps what the tool would
 save at that moment and, if the cell says so, interrupts the kernel. At the end it prints both as
-JSON: the display ids of the waiting lines, and what was saved in mid-wait.
+JSON: the comm ids of the waiting lines, and what was saved in mid-wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Watched:
     tasks: set[asyncio.Future[None]]
 
     def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
-        shown = (msg["content"].get("transient") or {}).get("display_id", "")
+        shown = msg["content"].get("comm_id", "")
         if shown.startswith("kiwi-wait-"):
             self._see(shown, cell)
         return super().process_message(msg, cell, cell_index)  # type: ignore[misc]

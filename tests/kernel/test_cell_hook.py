@@ -67,20 +67,40 @@ def test_the_waiting_line_tells_and_leaves_nothing(
         Waiting(burst=burst, position=2, ahead=1, holder="<b>x</b>.ipynb", expected_wait_s=12.0)
     )
     gpu_kernel.until(lambda: "2nd in line" in cell.displays()[-1], "the second line")
-    shown = cell.of_type("update_display_data")[-1]["content"]["data"]
-    assert shown["text/plain"] == (
-        "Waiting for the GPU: 2nd in line, <b>x</b>.ipynb has it, about 12 s"
-    )
-    assert 'role="status"' in shown["text/html"]
-    assert "Is this CPU work?" in shown["text/html"]
-    assert "%%kiwi cpu" in shown["text/html"]
-    assert "<b>" not in shown["text/html"]
+    shown = cell.of_type("comm_msg")[-1]["content"]["data"]
+    assert shown["text"] == ("Waiting for the GPU: 2nd in line, <b>x</b>.ipynb has it, about 12 s")
+    assert 'role="status"' in shown["html"]
+    assert "Is this CPU work?" in shown["html"]
+    assert "%%kiwi cpu" in shown["html"]
+    assert "<b>" not in shown["html"]
     grant(daemon)
     gpu_kernel.finish(cell)
     outputs = cell.outputs()
     assert [o["output_type"] for o in outputs] == ["stream", "execute_result"]
     assert outputs[0]["text"] == "kept\n"
     assert not cell.of_type("clear_output")
+
+
+@pytest.mark.parametrize(
+    ("allow_stdin", "metadata"),
+    [(True, {}), (False, {}), (True, {"cellId": "c1"})],
+    ids=["a server, an agent or a console", "nbclient", "JupyterLab"],
+)
+def test_a_wait_is_no_output_whoever_runs_the_cell(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon, allow_stdin: bool, metadata: dict[str, str]
+) -> None:
+    """Tools differ in what they save: some keep updates of displays that they do not know."""
+    daemon.grants = False
+    cell = gpu_kernel.send("x = tripgpu.use()", allow_stdin=allow_stdin, metadata=metadata)
+    gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
+    daemon.await_received(Acquire, 2)
+    grant(daemon)
+    gpu_kernel.finish(cell)
+    assert {m["msg_type"] for m in cell.messages} == {"status", "execute_input", "comm_msg"}
+    assert not cell.displays()[-1], "the waiting line is gone"
+    assert {m["content"]["data"]["cell"] for m in cell.of_type("comm_msg")} == {
+        metadata.get("cellId")
+    }
 
 
 def test_a_short_wait_shows_nothing(daemon: ScriptedDaemon, make_kernel) -> None:  # type: ignore[no-untyped-def]

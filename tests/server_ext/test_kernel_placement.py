@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 
 import pytest
 from daemon import PATIENCE_S, Daemon, running_daemon, wait_until
@@ -18,12 +20,13 @@ from lab import Lab, running_lab
 from lab_kernels import run, start
 from leftovers import nothing_left
 
-from kiwi_core.client import Client
+from kiwi_core.client import Client, gpu_placement
+from kiwi_core.gpu import nvml
 from kiwi_jupyter.server_ext.placer import Placer, is_chosen
 from kiwi_jupyter.server_ext.provisioner import NAME, KiwiProvisioner, install
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SEEN = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
 USE = f"{PRELUDE}\nmemory = Memory(8, seed=1)\nprint(memory.intact())"
@@ -83,6 +86,18 @@ def memory_of(kernel_id: str, daemon: Daemon, index: int) -> int:
     return sum(one.resident_bytes + one.paged_out_bytes for one in mine)
 
 
+def add_spec(server: Lab, argv: Sequence[str], **env: str) -> None:
+    """Add the kernelspec "mine" for programs ``argv``."""
+    folder = server.directory / "data/kernels/mine"
+    folder.mkdir(parents=True)
+    spec = {"argv": argv, "display_name": "mine", "language": "python", "env": env}
+    (folder / "kernel.json").write_text(json.dumps(spec))
+
+
+def expected(daemon: Daemon) -> list[int]:
+    return [daemon.status(index).expected for index in (0, 1)]
+
+
 def test_kernels_started_at_once_spread_over_the_gpus(daemon: Daemon, server: Lab) -> None:
     with ThreadPoolExecutor(4) as pool:
         kernels = list(pool.map(lambda _: start(server), range(4)))
@@ -109,20 +124,65 @@ def test_a_busy_gpu_is_avoided_and_left_by_a_restart(daemon: Daemon, server: Lab
 
 def test_the_users_choice_is_kept_over_restarts(daemon: Daemon, server: Lab) -> None:
     first, _ = uuids(daemon)
-    folder = server.directory / "data/kernels/mine"
-    folder.mkdir(parents=True)
-    spec = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "mine",
-        "language": "python",
-        "env": {"CUDA_VISIBLE_DEVICES": first},
-    }
-    (folder / "kernel.json").write_text(json.dumps(spec))
+    plain = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    add_spec(server, plain, CUDA_VISIBLE_DEVICES=first)
     with somebody_computes(daemon, 0):
         kernel = start(server, "mine")
         assert run(server, kernel, SEEN) == first
         server.rest("POST", f"api/kernels/{kernel}/restart")
         assert run(server, kernel, SEEN) == first
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/no/such/program"])
+def test_a_kernel_that_dies_at_its_start_is_not_expected(
+    daemon: Daemon, server: Lab, program: str
+) -> None:
+    add_spec(server, [program, "{connection_file}"])
+    for _ in range(2):
+        with suppress(HTTPError):  # the server may notice it before it answers
+            start(server, "mine")
+    wait_until(lambda: not server.rest("GET", "api/kernels"), "the server gives the kernels up")
+    wait_until(lambda: expected(daemon) == [0, 0], "nobody is expected")
+
+
+USES_THE_GPU = f"{PRELUDE}\nmemory = Memory(8, seed=1)\ntime.sleep(1000)"
+"""A kernel of an environment without Kiwi, after a cell that used the GPU."""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        pytest.param(
+            ["env", "-u", "LD_PRELOAD"],
+            marks=pytest.mark.skipif(
+                not nvml.names_processes(), reason="NVML names processes of the host only"
+            ),
+        ),
+    ],
+    ids=["gate", "no gate"],
+)
+def test_a_kernel_of_an_environment_without_kiwi_counts_once_under_its_name(
+    daemon: Daemon, server: Lab, before: list[str]
+) -> None:
+    add_spec(server, [*before, sys.executable, "-c", USES_THE_GPU], **daemon.cuda_env)
+    server.write_notebook("theirs.ipynb", [])
+    notebook = {
+        "path": "theirs.ipynb", "name": "theirs.ipynb", "type": "notebook",
+        "kernel": {"name": "mine"},
+    }  # fmt: skip
+    server.rest("POST", "api/sessions", notebook)
+
+    def programs() -> list[str]:
+        gpus = [daemon.status(index) for index in (0, 1)]
+        return [one.name for gpu in gpus for one in (*gpu.sessions, *gpu.outside)]
+
+    wait_until(lambda: programs() == ["theirs.ipynb"], "the kernel uses the GPU")
+    assert expected(daemon) == [0, 0]
+    index = next(i for i in (0, 1) if daemon.status(i).sessions or daemon.status(i).outside)
+    chosen = gpu_placement.place(daemon.sockets(), "next", within_s=PATIENCE_S)
+    assert chosen is not None
+    assert chosen.index == 1 - index, "it counts where programs are placed"
 
 
 # --- without one --------------------------------------------------------------------------------
@@ -161,6 +221,35 @@ def test_kernels_that_ended_no_longer_count(daemon: Daemon) -> None:
 def test_one_gpu_is_no_choice() -> None:
     with running_daemon("1x64MiB") as daemon:
         assert place(Placer(daemon.directory, PATIENCE_S)) is None
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that asks the daemons cannot be cancelled: it may get its answer afterwards."""
+    asked, go_on = threading.Event(), threading.Event()
+    place_really = gpu_placement.place
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        asked.set()
+        assert go_on.wait(PATIENCE_S)
+        return place_really(*args, **kwargs)
+
+    monkeypatch.setattr(gpu_placement, "place", slow)
+
+    async def cancelled() -> None:
+        placer = Placer(daemon.directory, PATIENCE_S)
+        start = asyncio.create_task(placer.place("k", {}))
+        await asyncio.to_thread(asked.wait)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        ended = asyncio.create_task(placer.ended("k"))
+        go_on.set()
+        await ended
+
+    asyncio.run(cancelled())  # its end waits for the threads
+    assert expected(daemon) == [0, 0]
 
 
 # --- becoming the default -----------------------------------------------------------------------

@@ -99,9 +99,11 @@ class Cell:
         return "\n".join(line for m in self.of_type("error") for line in m["content"]["traceback"])
 
     def displays(self) -> list[str]:
-        """Return ``text/plain`` of everything displayed or updated in place, in order."""
-        found = self.of_type("display_data", "update_display_data")
-        return [str(m["content"]["data"].get("text/plain", "")) for m in found]
+        """Return the text of everything displayed or updated in place, in order. Kiwi's waiting
+        lines are among it: an empty text takes one away."""
+        found = self.of_type("display_data", "update_display_data", "comm_msg")
+        data = [m["content"]["data"] for m in found]
+        return [str(each.get("text/plain", each.get("text", ""))) for each in data]
 
     def outputs(self) -> list[Message]:
         """Return what a notebook would save: updates applied in place, streams joined."""
@@ -215,7 +217,14 @@ class Kernel:
 
     # --- cells
 
-    def send(self, code: str, *, subshell: str | None = None, **options: Any) -> Cell:
+    def send(
+        self,
+        code: str,
+        *,
+        subshell: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Cell:
         """Ask to run ``code`` without waiting. ``options`` are those of ``execute``."""
         content = {
             "code": code,
@@ -225,7 +234,7 @@ class Kernel:
             "allow_stdin": False,
             "stop_on_error": True,
         } | options
-        message = self.client.session.msg("execute_request", content)
+        message = self.client.session.msg("execute_request", content, metadata=dict(metadata or {}))
         if subshell is not None:
             message["header"]["subshell_id"] = subshell
         self.client.shell_channel.send(message)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_core.cli.checks.finding import Finding, ok, probe, warn
+from kiwi_core.cli.checks.finding import Finding, UnansweredError, ok, probe, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,27 +47,22 @@ def check() -> Iterator[Finding]:
             "no Jupyter Server in this environment; install Kiwi also where JupyterLab runs",
         )
         return
-    said = ask()
-    if said is None:
-        yield warn(
-            "server",
-            "Could not find out which extensions a Jupyter Server loads here.",
-            "jupyter server extension list says what is wrong.",
-        )
+    try:
+        said = ask()
+    except UnansweredError as error:
+        text = f"Could not find out which extensions a Jupyter Server loads here: {error}."
+        yield warn("server", text, error.remedy)
         return
     yield server(said)
     if said["lab"] is not None:
         yield sidebar(said["lab"])
 
 
-def ask() -> dict[str, Any] | None:
-    """Ask Jupyter itself, in a separate process; return ``None`` if that fails. No server is
-    started, and none needs to run.
+def ask() -> dict[str, Any]:
+    """Ask Jupyter itself, in a separate process; no server needs to run. Raise
+    ``UnansweredError``.
     """
-    try:
-        said: dict[str, Any] = probe(_PROBE, SERVER_EXTENSION, LAB_EXTENSION)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    said: dict[str, Any] = probe(_PROBE, SERVER_EXTENSION, LAB_EXTENSION)
     return said
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import site
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.cli.checks.finding import Finding, fail, ok, probe, warn
+from kiwi_core.cli.checks.finding import Finding, UnansweredError, fail, ok, probe, warn
 from kiwi_core.config import ENV_DISABLE, is_disabled
 
 if TYPE_CHECKING:
@@ -44,8 +44,16 @@ def check(prefix: Path | None = None) -> Iterator[Finding]:
             "pip install . in a checkout of it.",
         )
         return
-    yield configuration(prefix / "etc" / "ipython" / CONFIG_NAME)
-    yield loaded(effective_extensions())
+    try:
+        extensions = effective_extensions()
+    except UnansweredError as error:
+        yield configuration(prefix / "etc" / "ipython" / CONFIG_NAME)
+        text = f"Could not find out which extensions a kernel loads here: {error}."
+        yield warn("kernel", text, error.remedy)
+    else:
+        if EXTENSION not in extensions:
+            yield configuration(prefix / "etc" / "ipython" / CONFIG_NAME)
+        yield loaded(extensions)
     if is_disabled(os.environ):
         yield warn(
             "notebook",
@@ -54,29 +62,46 @@ def check(prefix: Path | None = None) -> Iterator[Finding]:
         )
 
 
-def configuration(path: Path) -> Finding:
+def configuration(path: Path, *, for_one_user: bool | None = None) -> Finding:
+    """Look at the configuration that comes with Kiwi. ``for_one_user``: Kiwi was installed with
+    ``--user`` (default: look)."""
     try:
-        active = EXTENSION in path.read_text()
-    except OSError:
-        active = False
-    if active:
+        text = path.read_text()
+    except FileNotFoundError:
+        text = ""
+    except OSError as error:
+        return warn(
+            "notebook",
+            f"{path} cannot be read ({error.strerror}): kernels do not load Kiwi by themselves.",
+            "Make it readable for everybody who uses this environment.",
+        )
+    if EXTENSION in text:
         return ok("notebook", f"{path} switches Kiwi on in every kernel of this environment")
+    if installed_for_one_user() if for_one_user is None else for_one_user:
+        return warn(
+            "notebook",
+            f"Kiwi is installed for you alone (--user). IPython reads no configuration there, and "
+            f"{path} does not name {EXTENSION}: kernels do not load Kiwi by themselves.",
+            f"Write c.InteractiveShellApp.extra_extensions.append({EXTENSION!r}) into "
+            f"~/.ipython/profile_default/{CONFIG_NAME}, or install Kiwi in a virtual environment.",
+        )
     return warn(
         "notebook",
         f"{path} does not name {EXTENSION}: kernels do not load Kiwi by themselves.",
-        "Install again (pip install --force-reinstall --no-deps . in a checkout of Kiwi; not with "
-        "--user), or run %load_ext kiwi_jupyter.kernel in the notebook.",
+        "Install again (pip install --force-reinstall --no-deps . in a checkout of Kiwi), or run "
+        "%load_ext kiwi_jupyter.kernel in the notebook.",
     )
 
 
-def loaded(extensions: list[str] | None) -> Finding:
-    """Judge the extensions that a kernel would load; ``None`` if they are not known."""
-    if extensions is None:
-        return warn(
-            "kernel",
-            "Could not find out which extensions a kernel loads here (is ipykernel installed?).",
-            "pip install ipykernel",
-        )
+def installed_for_one_user() -> bool:
+    """Return whether Kiwi lies in the user's own ``site-packages``."""
+    spec = find_spec("kiwi_jupyter")
+    own = Path(site.getusersitepackages())
+    return spec is not None and own in Path(spec.origin or "").parents
+
+
+def loaded(extensions: list[str]) -> Finding:
+    """Judge the extensions that a kernel would load."""
     if EXTENSION in extensions:
         return ok("kernel", "a plain Python 3 kernel of this environment loads Kiwi")
     return warn(
@@ -87,11 +112,8 @@ def loaded(extensions: list[str] | None) -> Finding:
     )
 
 
-def effective_extensions() -> list[str] | None:
+def effective_extensions() -> list[str]:
     """Ask IPython itself, in a separate process, because it runs the user's configuration files, as
-    each kernel does.
+    each kernel does. Raise ``UnansweredError``.
     """
-    try:
-        return [str(word) for word in probe(_PROBE)]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    return [str(word) for word in probe(_PROBE)]

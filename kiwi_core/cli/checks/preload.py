@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preload
-from kiwi_core.cli.checks.finding import Finding, ok, probe, warn
+from kiwi_core.cli.checks.finding import Finding, UnansweredError, ok, probe, warn
 from kiwi_core.config import CHECKPOINT, ENV_PAGER, INPROCESS
 
 if TYPE_CHECKING:
@@ -55,11 +54,9 @@ def loaded(library: Path) -> Finding:
     try:
         if probe(_PROBE, env={**os.environ, **env}):
             return ok(AREA, f"{library}, Kiwi's gate, can be loaded into programs")
-        why = "it is not there"
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        why = said[-1] if said else "it is not there"
-    return _not_loaded(library, why)
+    except UnansweredError as error:
+        return _not_loaded(library, str(error))
+    return _not_loaded(library, "it is not there")
 
 
 def _not_loaded(library: Path, why: str) -> Finding:

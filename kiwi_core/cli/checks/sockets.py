@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import __version__
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
 from kiwi_core.cli.common import CONNECT_TIMEOUT_S, observer
 from kiwi_core.client.directory import why_unsafe
-from kiwi_core.daemon.base.sockets import SOCKET_PATH_MAX
+from kiwi_core.daemon.base.sockets import NO_LOCKS_REMEDY, SOCKET_PATH_MAX
 from kiwi_core.errors import KiwiError
 from kiwi_core.units import format_bytes
 
@@ -47,6 +50,30 @@ def directory(path: Path) -> Iterator[Finding]:
         yield fail("sockets", f"{path} cannot be read: {error.strerror}.", "Mend its permissions.")
         return
     yield ownership(path, info)
+    yield from locks(path)
+
+
+def locks(path: Path) -> Iterator[Finding]:
+    """Check that files there can be locked; nothing of the try is left. Where this user may not
+    write, no daemon of theirs will."""
+    if not os.access(path, os.W_OK | os.X_OK):
+        return
+    try:
+        with TemporaryFile(dir=path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            text = f"Files in {path} cannot be locked ({error.strerror}): no daemon starts there."
+            yield fail("sockets", text, NO_LOCKS_REMEDY)
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = f"No file can be made in {path}: {error.strerror}."
+            yield fail("sockets", text, "Make room there, or set KIWI_SOCKET_DIR to another place.")
+        elif error.errno == errno.EROFS:
+            text = f"{path} is on a file system that is mounted read-only."
+            yield fail("sockets", text, "Set KIWI_SOCKET_DIR to a directory that can be written.")
+        else:
+            text = f"No file can be made in {path}: {error.strerror}."
+            yield fail("sockets", text, "Set KIWI_SOCKET_DIR to another directory of your own.")
 
 
 def ownership(path: Path, info: os.stat_result) -> Finding:

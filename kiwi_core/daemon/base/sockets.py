@@ -35,6 +35,12 @@ LOOK_EVERY_S = 0.05
 """Interval of looks while waiting for an earlier daemon to leave."""
 
 
+NO_LOCKS_REMEDY = (
+    "This file system has no locks (some network mounts, FUSE). Name a directory on a local one "
+    "with --socket-dir or KIWI_SOCKET_DIR, such as one in /run/user or /tmp."
+)
+
+
 class OneDaemonLock:
     """A lock held for the daemon's life; the file names the pid of its holder."""
 
@@ -52,11 +58,14 @@ class OneDaemonLock:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES) and self._fd >= 0:
                 return False
+            opened = self._fd >= 0
             self.close()
             raise CallerError(
                 "no-lock",
                 f"Cannot lock {self._path}: {error.strerror}.",
-                "Remove it, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
+                NO_LOCKS_REMEDY
+                if opened
+                else "Remove it, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
             ) from error
         with contextlib.suppress(OSError):  # on a full disk the file is empty; it still locks
             os.ftruncate(self._fd, 0)

@@ -23,7 +23,7 @@ from kiwi_core.pager.checkpoint.survey import belongs
 from kiwi_core.wire.status import GaugesStatus, OutsideProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from kiwi_core.daemon.base.peers import Peer, Rights
     from kiwi_core.movers.driver_calls import RemoteGpu
@@ -69,12 +69,14 @@ class Outside:
 @dataclass(eq=False)
 class GaugeReader:
     """``kiwis`` returns the roots of all processes that share, ``movers`` the pids of the daemon's
-    own workers, ``outside_bytes`` what others hold. ``changed`` is called after each change."""
+    own workers, ``outside_bytes`` what others hold, ``names`` the names of those programs outside
+    Kiwi that somebody has announced. ``changed`` is called after each change."""
 
     _gpu: RemoteGpu
     kiwis: Callable[[], Collection[ProcessRef]]
     movers: Callable[[], Collection[int]]
     outside_bytes: Callable[[], int]
+    names: Callable[[Iterable[int]], Mapping[int, str]]
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -102,8 +104,13 @@ class GaugeReader:
             return []
         used = await self._gpu.bytes_by_pid()
         roots, own = self.kiwis(), self.movers()
-        strangers = (pid for pid in used if pid not in own and not belongs(pid, roots))
-        found = [one for pid in strangers if (one := _outside(pid, used[pid])) is not None]
+        strangers = [pid for pid in used if pid not in own and not belongs(pid, roots)]
+        names = self.names(strangers)
+        found = [
+            one
+            for pid in strangers
+            if (one := _outside(pid, used[pid], names.get(pid, ""))) is not None
+        ]
         found.sort(key=lambda one: (-one.used_bytes, one.pid))
         return found[:PROGRAMS_MAX]
 
@@ -166,10 +173,11 @@ def steadied(new: GaugesStatus, old: GaugesStatus) -> GaugesStatus:
     return msgspec.structs.replace(new, power_w=power_w, power_limit_w=limit_w)
 
 
-def _outside(pid: int, used_bytes: int) -> Outside | None:
-    """Return ``None`` if the program has ended, or is hidden from the daemon."""
+def _outside(pid: int, used_bytes: int, name: str) -> Outside | None:
+    """Return ``None`` if the program has ended, or is hidden from the daemon. ``name`` is its
+    announced name; "": none."""
     uid = processes.owner_uid(pid)
     if uid is None:
         return None
-    name = processes.command(pid) or "a program"
+    name = name or processes.command(pid) or "a program"
     return Outside(pid, uid, name, used_bytes, containers.container_of(pid))

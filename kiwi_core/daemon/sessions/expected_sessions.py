@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
+from kiwi_core.gpu import processes
 from kiwi_core.units import NS_PER_MS, NS_PER_S, ns_to_seconds, seconds_to_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
+    from kiwi_core.daemon.base.peers import Peer
     from kiwi_core.daemon.base.shares import Share
+    from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.sched.scheduler import Scheduler
+    from kiwi_core.wire.messages import Expect
 
 FOR_MAX_S: Final = 24 * 3600.0
 """Longest time that a session can be expected: a notebook that is opened and not used for a day."""
@@ -31,21 +35,42 @@ KEPT_NS: Final = 250 * NS_PER_MS
 status ask at the same time."""
 
 
+@dataclass
+class _Expected:
+    """A program that was announced, at ``since_ns``. It counts as expected until ``until_ns``."""
+
+    since_ns: int
+    until_ns: int
+    process: ProcessRef | None
+    """The program, or before it runs its announcer: the announcement ends with that process.
+    ``None``: the daemon cannot see it."""
+    runs: bool
+    """True if ``process`` is the program."""
+    name: str
+    outside: bool = False
+    """True once it was seen to use the GPU outside Kiwi, where it counts from then on."""
+
+
 @dataclass(eq=False, repr=False)
 class ExpectedSessions:
-    """``blind`` returns whether the GPU cannot be read."""
+    """A program that runs is known by its process as well as by its key: one of an environment
+    without Kiwi never says its key. It stays known, and is called by its name, as long as it lives.
+
+    ``blind`` returns whether the GPU cannot be read.
+    """
 
     _scheduler: Scheduler
     _share: Share
     _blind: Callable[[], bool]
-    _sessions: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
-    """When each session was announced and until when it is expected, by user and key."""
+    _programs: dict[tuple[int, str], _Expected] = field(default_factory=dict)
+    """By user and key."""
     _computed: tuple[int, tuple[int, int], float | None] | None = None
     """The newcomer's wait: when it was computed, from which state, seconds."""
 
-    def expect(self, uid: int, key: str, for_s: float) -> None:
+    def expect(self, announcer: Peer, message: Expect) -> None:
         """Raise ``CallerError``: "bad-setting" for a wrong time or key, "busy" where the user
         expects too many."""
+        uid, key, for_s = announcer.uid, message.key, message.for_s
         if not 0 <= for_s <= FOR_MAX_S or not 0 < len(key) <= KEY_MAX:
             raise CallerError(
                 "bad-setting",
@@ -54,6 +79,11 @@ class ExpectedSessions:
             )
         self.joined(uid, key)
         self._lapse()
+        process = processes.ref_of(announcer.pid)
+        if process is not None and message.pid:
+            process = processes.child_of(process, message.pid)
+            if process is None:
+                return  # it has ended
         if not for_s:
             return
         if not self._share.may(uid):
@@ -62,25 +92,53 @@ class ExpectedSessions:
             )
         self._share.take(uid)
         now_ns = time.monotonic_ns()
-        self._sessions[uid, key] = now_ns, now_ns + seconds_to_ns(for_s)
+        self._programs[uid, key] = _Expected(
+            now_ns,
+            now_ns + seconds_to_ns(for_s),
+            process,
+            process is not None and message.pid > 0,
+            message.name,
+        )
 
     def joined(self, uid: int, key: str) -> None:
         """Stop expecting a session, which has joined or will not come."""
-        if self._sessions.pop((uid, key), None) is not None:
+        if self._programs.pop((uid, key), None) is not None:
             self._share.give_back(uid)
 
-    def count(self) -> int:
+    def take(self, uid: int, family: Collection[ProcessRef]) -> tuple[str, str]:
+        """Return the name and the key of the program that is one of ``family``, a process that
+        joins and its ancestors, and stop expecting it. "": it was not announced."""
+        for (owner, key), program in list(self._programs.items()):
+            if owner == uid and program.runs and program.process in family:
+                self.joined(owner, key)
+                return program.name, key
+        return "", ""
+
+    def names_outside(self, pids: Iterable[int]) -> dict[int, str]:
+        """Return the names of programs among ``pids``, which use the GPU outside Kiwi. Those that
+        were expected count there from now on."""
         self._lapse()
-        return len(self._sessions)
+        running = {one.process: one for one in self._programs.values() if one.runs and one.process}
+        names = {}
+        for pid in pids if running else ():
+            ref = processes.ref_of(pid)
+            family = (ref, *processes.ancestors(ref)) if ref is not None else ()
+            program = next((running[one] for one in family if one in running), None)
+            if program is not None:
+                program.outside = True
+                names[pid] = program.name
+        return names
+
+    def count(self) -> int:
+        return len(self._awaited())
 
     def newcomer_wait_s(self) -> float | None:
         """Return the wait of a newcomer that comes after the sessions expected to ask at once;
         ``None``: not known, or the GPU cannot be read."""
-        self._lapse()
         if self._blind():
             return None
         now_ns = time.monotonic_ns()
-        soon = sum(since_ns > now_ns - SOON_NS for since_ns, _ in self._sessions.values())
+        soon = sum(program.since_ns > now_ns - SOON_NS for program in self._awaited())
         of = soon, self._scheduler.history_serial
         if (
             self._computed is None
@@ -91,8 +149,17 @@ class ExpectedSessions:
             self._computed = now_ns, of, None if wait_ns is None else ns_to_seconds(wait_ns)
         return self._computed[2]
 
+    def _awaited(self) -> list[_Expected]:
+        self._lapse()
+        now_ns = time.monotonic_ns()
+        return [one for one in self._programs.values() if now_ns < one.until_ns and not one.outside]
+
     def _lapse(self) -> None:
         now_ns = time.monotonic_ns()
-        over = [who for who, (_, until_ns) in self._sessions.items() if until_ns <= now_ns]
-        for uid, key in over:
-            self.joined(uid, key)
+        for who, program in list(self._programs.items()):
+            if program.process is not None and not processes.alive(program.process):
+                over = True
+            else:
+                over = program.until_ns <= now_ns and not program.runs
+            if over:
+                self.joined(*who)

@@ -159,7 +159,9 @@ class LinkHandler:
                 self._hand_over(link, other)
                 continue
             try:
-                self._sessions.admit_linked(link.ref, link.uid, link.name)  # see ``joined``
+                self._sessions.admit_linked(
+                    link.ref, link.uid, link.name, link.above
+                )  # see ``joined``
             except PeerError as error:  # it continues without Kiwi: see ``left``
                 log.warning("cannot be a session", pid=link.ref.pid, why=str(error))
                 self._gates.deny(link)
@@ -189,7 +191,7 @@ class LinkHandler:
             return
         member = self._links.nearest(link)
         if member is None:
-            member = self._sessions.admit_linked(link.ref, link.uid, link.name)
+            member = self._sessions.admit_linked(link.ref, link.uid, link.name, link.above)
         if link.session != member.id:
             self._links.assign(link, member.id)
 

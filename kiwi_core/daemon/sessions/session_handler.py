@@ -12,12 +12,13 @@ from kiwi_core.daemon.base.peers import process_of, user_name
 from kiwi_core.daemon.roster.registry import SessionRecord, session_id
 from kiwi_core.daemon.sessions.queue_places import QueuePlaces
 from kiwi_core.errors import PeerError
+from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Notice, SessionState
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from kiwi_core.daemon.base.connection import Connection, Handlers
     from kiwi_core.daemon.base.shares import Share
@@ -107,8 +108,17 @@ class SessionHandler:
         return member
 
     def _expect(self, connection: Connection, message: m.Expect) -> None:
-        self.expected.expect(connection.peer.uid, message.key, message.for_s)
+        if not self._has_joined(connection.peer.uid, message):
+            self.expected.expect(connection.peer, message)
         connection.send(m.Ok())
+
+    def _has_joined(self, uid: int, message: m.Expect) -> bool:
+        """Return whether a program that is announced as running is a session already: it was
+        faster than its announcer. Its predecessor before a restart has another process."""
+        return message.pid > 0 and any(
+            member.kernel_id == message.key and member.uid == uid and processes.alive(member.ref)
+            for member in self._registry
+        )
 
     def _acquire(self, connection: Connection, message: m.Acquire) -> None:
         self.places.request(self._speaker(connection), message.burst)
@@ -176,9 +186,13 @@ class SessionHandler:
         self.libraries.joined(member)
         return member
 
-    def admit_linked(self, ref: ProcessRef, uid: int, name: str) -> SessionRecord:
-        """Add a session for a program whose preloaded library alone has connected."""
-        member = self.admit(ref, uid, name)
+    def admit_linked(
+        self, ref: ProcessRef, uid: int, name: str, above: Collection[ProcessRef] = ()
+    ) -> SessionRecord:
+        """Add a session for a program whose preloaded library alone has connected. ``above`` are
+        the process and its ancestors: if one was announced, the session has its name."""
+        announced, kernel_id = self.expected.take(uid, above)
+        member = self.admit(ref, uid, announced or name, kernel_id)
         member.by_link = True
         return member
 

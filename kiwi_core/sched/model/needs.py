@@ -8,7 +8,7 @@ error.
 A session of unknown need counts as needing the whole GPU. The first cells of a notebook often make
 no more than a context (an import, a look at the device) and the next one loads the model. So a
 need is known only once the session has held more than a small share of the GPU, or has stayed
-small for some bursts.
+small for some bursts in which the GPU worked for it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,14 @@ class Needs:
     growth_bytes: int = 0
     """How far the last burst grew beyond ``earlier_peak_bytes``."""
     quiet_bursts: int = 0
-    """Bursts since the last one that grew; all of them if none did."""
+    """Bursts since the last one that grew; all of them if none did. A burst in which the GPU did
+    nothing (an import, a look at the device) says nothing and is left out, where that is known."""
+    worked: bool = False
+    """Whether the GPU was seen to work for it in this burst."""
+    unjudged_bursts: int = 0
+    """Bursts that have ended, and of which no observation since has said whether the GPU worked."""
+    ended_ns: int = 0
+    """When the last burst ended."""
     unsized: bool = False
     """Whether nobody can say what it has in the GPU: then it runs alone."""
     durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
@@ -107,21 +114,37 @@ class Needs:
     def learn_from_start(self, footprint_bytes: int) -> None:
         """Begin to learn from a burst."""
         self.burst_peak_bytes = footprint_bytes
+        self.worked = False
 
     def learn_from_suspension(self, attained_ns: int) -> None:
         """Learn from a burst that was suspended in its middle, after its quantum was counted."""
         if attained_ns >= BELIEVED_NS and self.peak_bytes < self.burst_peak_bytes:
             self.peak_bytes = self.burst_peak_bytes
 
-    def learn_from_end(self, attained_ns: int, total_bytes: int) -> None:
+    def learn_from_end(self, attained_ns: int, total_bytes: int, now_ns: int) -> None:
         """Learn from a burst that has ended."""
+        self.ended_ns = now_ns
         self.durations_ns.append(attained_ns)
         if self.unsized:
             return
         self.earlier_peak_bytes = max(self.peaks_bytes, default=0)
         self.peaks_bytes.append(self.burst_peak_bytes)
-        self.quiet_bursts += 1
+        if self.worked:
+            self.quiet_bursts += 1
+        else:
+            self.unjudged_bursts += 1
         self._learn(total_bytes)
+
+    def learn_from_use(self, busy: bool | None, began_ns: int) -> None:
+        """Learn whether the GPU has worked for it since the observation before this one, which
+        began at ``began_ns``. ``None``: nobody can tell, and every burst counts."""
+        if busy:
+            self.worked = True
+        if busy is not False:
+            self.quiet_bursts += self.unjudged_bursts
+        elif began_ns < self.ended_ns:
+            return  # it says nothing about the end of the last burst
+        self.unjudged_bursts = 0
 
     def learn_from_reading(
         self, resident_bytes: int, total_bytes: int, in_burst: bool, of_last: bool = False
@@ -140,4 +163,4 @@ class Needs:
         self.growth_bytes = last_bytes - earlier_bytes if last_bytes > earlier_bytes else 0
         self.peak_bytes = max(self.peaks_bytes)
         if self.growth_bytes > total_bytes // NOISE_SHARE:
-            self.quiet_bursts = 0
+            self.quiet_bursts = self.unjudged_bursts = 0

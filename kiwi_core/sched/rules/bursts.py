@@ -91,7 +91,7 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
     _rest(st, session)
     session.burst_ends()
     if begun:
-        session.learn_from_end(session.attained_ns, st.total_bytes)
+        session.learn_from_end(session.attained_ns, st.total_bytes, st.now_ns)
     st.refresh(session)
     if begun:
         st.tell(session, "burst {} ended ({})", session.burst, why)

@@ -31,6 +31,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
+            session.learn_from_use(event.busy.get(session_id), began_ns)
             _read(st, session, began_ns, unsized=session_id in event.unsized)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)

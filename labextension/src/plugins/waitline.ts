@@ -9,14 +9,14 @@ import type { Widget } from '@lumino/widgets';
 
 import { IKiwi } from './token';
 
-/** Prefix of the kernel's display ids of waiting lines (kiwi_jupyter/kernel/display.py). */
+/** Prefix of the kernel's comm ids of waiting lines (kiwi_jupyter/kernel/display.py). */
 const WAIT_ID = 'kiwi-wait-';
 const CLASS = 'jp-kiwiWaitLine';
 
 /** The parts of a code cell that are used here. */
 export interface ICell {
   readonly node: HTMLElement;
-  readonly model: { readonly id: string };
+  readonly model: { readonly id: string; readonly executionState?: string };
   readonly outputArea?: {
     readonly node: HTMLElement;
     readonly rendermime: {
@@ -30,10 +30,13 @@ export interface ICell {
   };
 }
 
-/** A kernel's message about one wait; an empty `html`: the wait is over. */
+/**
+ * A kernel's message about one wait; an empty `html`: the wait is over. `cell` is `null` if the
+ * request named no cell, because the server runs the cells and not this page.
+ */
 export interface IWait {
   readonly id: string;
-  readonly cell: string;
+  readonly cell: string | null;
   readonly html: string;
 }
 
@@ -77,17 +80,19 @@ export const waitLine: JupyterFrontEndPlugin<void> = {
 
 /** Returns `null` if the message is about something else. */
 export function readWait(message: KernelMessage.IMessage): IWait | null {
-  if (message.header.msg_type !== 'update_display_data') {
+  if (message.header.msg_type !== 'comm_msg') {
     return null;
   }
-  const { data, metadata, transient } = (message as KernelMessage.IUpdateDisplayDataMsg).content;
-  const id = transient.display_id;
-  const ours = metadata.kiwi as { cell?: unknown } | undefined;
-  if (typeof id !== 'string' || !id.startsWith(WAIT_ID) || typeof ours?.cell !== 'string') {
+  const { comm_id: id, data } = (message as KernelMessage.ICommMsgMsg).content;
+  if (typeof id !== 'string' || !id.startsWith(WAIT_ID)) {
     return null;
   }
-  const html = data['text/html'];
-  return { id, cell: ours.cell, html: typeof html === 'string' ? html : '' };
+  const { cell, html } = data;
+  return {
+    id,
+    cell: typeof cell === 'string' ? cell : null,
+    html: typeof html === 'string' ? html : ''
+  };
 }
 
 /** The lines in one notebook or console. */
@@ -99,7 +104,9 @@ export class WaitLines {
       this._remove(wait.id);
       return;
     }
-    const area = this._cells().find(cell => cell.model.id === wait.cell)?.outputArea;
+    const area = this._cells().find(({ model }) =>
+      wait.cell === null ? model.executionState === 'running' : model.id === wait.cell
+    )?.outputArea;
     if (area === undefined) {
       return;
     }

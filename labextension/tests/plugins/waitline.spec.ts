@@ -4,19 +4,15 @@ import { describe, expect, it } from 'vitest';
 import type { ICell } from '../../src/plugins/waitline';
 import { WaitLines, readWait } from '../../src/plugins/waitline';
 
-function update(displayId: string | undefined, cell: unknown, html?: string) {
+function update(commId: string, cell: unknown, html: string) {
   return {
-    header: { msg_type: 'update_display_data' },
-    content: {
-      data: { 'text/plain': 'Waiting', ...(html === undefined ? {} : { 'text/html': html }) },
-      metadata: { kiwi: { cell } },
-      transient: { display_id: displayId }
-    }
+    header: { msg_type: 'comm_msg' },
+    content: { comm_id: commId, data: { cell, text: 'Waiting', html } }
   } as unknown as KernelMessage.IMessage;
 }
 
 /** Renders like JupyterLab's renderer of trusted HTML. */
-function cell(id: string): ICell {
+function cell(id: string, executionState = 'idle'): ICell {
   const wrapper = document.createElement('div');
   const area = document.createElement('div');
   const node = document.createElement('div');
@@ -31,20 +27,19 @@ function cell(id: string): ICell {
     return { node: drawn, renderModel, dispose: () => undefined };
   };
   const rendermime = { createRenderer, createModel: (options: unknown) => options };
-  return { node, model: { id }, outputArea: { node: area, rendermime } };
+  return { node, model: { id, executionState }, outputArea: { node: area, rendermime } };
 }
 
 describe('the waiting line', () => {
-  it('is read from updates of displays that Kiwi named', () => {
+  it('is read from messages of comms that Kiwi named', () => {
     expect(readWait(update('kiwi-wait-1', 'c1', '<p>1st</p>'))).toEqual({
       id: 'kiwi-wait-1',
       cell: 'c1',
       html: '<p>1st</p>'
     });
-    expect(readWait(update('kiwi-wait-1', 'c1'))?.html).toBe('');
+    expect(readWait(update('kiwi-wait-1', 'c1', ''))?.html).toBe('');
     expect(readWait(update('mine', 'c1', '<p>1st</p>'))).toBeNull();
-    expect(readWait(update(undefined, 'c1', '<p>1st</p>'))).toBeNull();
-    expect(readWait(update('kiwi-wait-1', null, '<p>1st</p>'))).toBeNull();
+    expect(readWait(update('kiwi-wait-1', null, '<p>1st</p>'))?.cell).toBeNull();
     const stream = { header: { msg_type: 'stream' }, content: {} };
     expect(readWait(stream as KernelMessage.IMessage)).toBeNull();
   });
@@ -61,6 +56,15 @@ describe('the waiting line', () => {
     lines.show({ id: 'a', cell: 'c2', html: '' });
     expect(text()).toEqual(['', '']);
     expect(cells[1]?.node.childElementCount).toBe(1);
+  });
+
+  it('is below the cell that runs if the server, and not the page, has sent the cell', () => {
+    const cells = [cell('c1'), cell('c2', 'running'), cell('c3')];
+    const lines = new WaitLines(() => cells);
+    lines.show({ id: 'a', cell: null, html: '1st in line' });
+    expect(cells.map(each => each.node.textContent)).toEqual(['', '1st in line', '']);
+    lines.show({ id: 'a', cell: null, html: '' });
+    expect(cells.map(each => each.node.textContent)).toEqual(['', '', '']);
   });
 
   it('disappears with its kernel, and needs no cell', () => {
