@@ -432,3 +432,36 @@ def test_the_time_in_which_a_process_is_stopped_is_neither_held_nor_waited() -> 
     assert (sums(a, 120), sums(b, 120)) == ((30, 0), (0, 20))
     at(130, ev.SessionContinued(session=b), ev.LeaseRequested(session=b, burst=2))
     assert sums(b, 140) == (10, 20)
+
+
+def test_a_stopped_program_whose_page_in_is_overdue_is_not_said_to_hang() -> None:
+    world = World("gpu 10 tq=10 mode=always")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "a asks 1; a ends 1; memory a=6; b asks 1")
+    world.do(2, "#1 out 6 1s; memory b=6")
+    world.do(3, "b ends 1; a asks 2")
+    (order,) = (op for op in world.orders if op != 1)
+    world.do(4, f"#{order} out 6 1s")
+    coming = max(world.orders)
+    scheduler, a = world.scheduler, SessionId("a")
+    now_ns = 5 * NS_PER_S
+    scheduler.handle(ev.SessionStopped(session=a, why="stopped by Ctrl-Z"), now_ns)
+    scheduler.handle(ev.OperationOverdue(op=coming), now_ns)
+    (entry,) = scheduler.view(now_ns).queue
+    assert (entry.blocked, entry.detail) == (Notice.STOPPED, "stopped by Ctrl-Z")
+
+
+def test_a_look_from_before_the_end_of_a_burst_does_not_judge_it() -> None:
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB, tq_ns=30 * NS_PER_S, checks=True)
+    a = SessionId("a")
+    scheduler.handle(ev.SessionJoined(session=a), 0)
+    scheduler.handle(ev.LeaseRequested(session=a, burst=1), 1)
+    scheduler.handle(ev.BurstEnded(session=a, burst=1), 10)
+    session = scheduler._st.sessions[a]
+    for began_ns, unjudged in ((5, 1), (11, 0)):
+        seen = ev.MemoryObserved(
+            free_bytes=10 * GIB, resident_bytes={a: 0}, busy={a: False}, began_ns=began_ns
+        )
+        scheduler.handle(seen, 12)
+        assert session.unjudged_bursts == unjudged
+    assert session.quiet_bursts == 0, "the GPU did nothing in it"

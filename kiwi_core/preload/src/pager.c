@@ -23,7 +23,7 @@ static bool out;  /* held, and the memory is not in the GPU */
  * would fill the queue again, and no order would ever succeed. So the gate stays closed between orders: new work
  * waits, waits pass. It opens if no order follows soon, or if the work does not end for long: it may depend on work
  * that waits at the gate. That is not tried a second time. */
-static const int64_t DRAIN_MAX_NS = 120 * (int64_t)1000000000;
+static const int64_t DRAIN_MAX_NS = 60 * (int64_t)1000000000;
 static const int64_t NEXT_ORDER_NS = 5 * (int64_t)1000000000; /* the daemon tries again after a second or two */
 static bool draining, drained_in_vain;
 static int64_t drain_until_ns, next_order_ns;

@@ -91,7 +91,7 @@ def test_a_call_that_waited_before_the_shut_asks_too(stage: Stage) -> None:
     program.do("left.set(); worker.join()")
 
 
-def test_work_that_does_not_end_in_time_opens_it_again(stage: Stage, tmp_path: Path) -> None:
+def test_work_that_does_not_end_in_time_keeps_it_closed_until_it_ends(stage: Stage, tmp_path: Path) -> None:
     program = stage.program(SETUP, **GATE_ONLY)
     peer, ends = stage.daemon.peer(), tmp_path / "ends"
     program.do(
@@ -103,10 +103,10 @@ def test_work_that_does_not_end_in_time_opens_it_again(stage: Stage, tmp_path: P
     )
     program.send("sync()", "exec")
     done = peer.do("hold", within_s=0.2)
-    assert (done["outcome"], done["reason"]) == ("refused", "lock-timeout")
+    assert (done["outcome"], done["reason"]) == ("refused", "draining")
     assert peer.state["state"] == "resident"
     ends.touch()
-    program.answer()
+    program.answer()  # waits pass
     program.do("free(q)")
     assert peer.do("hold")["outcome"] == "moved", "the next time it has ended"
     peer.do("free")
@@ -133,8 +133,9 @@ def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
     controller.take(program.pid)
     peer = stage.daemon.peer()
     done = peer.do("hold", within_s=0.5)
-    assert (done["outcome"], done["reason"]) == ("refused", "lock-timeout")
+    assert (done["outcome"], done["reason"]) == ("refused", "draining")
     controller.give_back(program.pid)
+    peer.do("free")
     assert program.get("digest(p, 4 * MIB) == d")
     assert peer.do("hold")["outcome"] == "moved"
     peer.do("free")
