@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pager_daemon import PATIENCE_S
 
 from kiwi_core import compiled
-from pager_daemon import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
