@@ -36,6 +36,8 @@ enum { WORD = R_X86_64_64, DATA = R_X86_64_GLOB_DAT, JUMP = R_X86_64_JUMP_SLOT }
 enum { WORD = R_AARCH64_ABS64, DATA = R_AARCH64_GLOB_DAT, JUMP = R_AARCH64_JUMP_SLOT };
 #endif
 
+#pragma weak dladdr1
+
 static struct {
     unsigned long long adds, subs; /* the loader's counts of libraries when we last looked */
     uintptr_t *done;               /* the libraries that were bound, by the address of their dynamic section */
@@ -161,7 +163,7 @@ static void look_elsewhere(unsigned char *elsewhere) {
         const ElfW(Sym) *symbol = NULL;
         void *found = kp_symbols[i].real ? kp_system_dlsym(RTLD_DEFAULT, kp_symbols[i].name) : NULL;
         elsewhere[i] = found && found != kp_symbols[i].real &&
-                       !(dladdr1(found, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
+                       !(dladdr1 && dladdr1(found, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
                          symbol->st_shndx == SHN_UNDEF);
     }
 }
