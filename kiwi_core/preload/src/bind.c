@@ -208,7 +208,7 @@ static void bind_new(void) {
     dl_iterate_phdr(count, &loads);
     if (loads.adds == __atomic_load_n(&seen.adds, __ATOMIC_RELAXED)) return;
     dl_iterate_phdr(look, &loads);
-    bool found = loads.driver && !kp_disabled() && kp_driver_find();
+    bool known = kp_real_ready(), found = loads.driver && !kp_disabled() && kp_driver_find();
     /* Whoever waited here could hold the loader's lock, which the thread that binds needs. What was loaded meanwhile is
      * bound at the next look-up. */
     if (pthread_mutex_trylock(&mu)) return;
@@ -217,6 +217,7 @@ static void bind_new(void) {
     __atomic_store_n(&seen.adds, loads.adds, __ATOMIC_RELAXED);
     if (found) bind_all();
     pthread_mutex_unlock(&mu);
+    if (found && !known) kp_context_found();
 }
 
 EARLY void kp_bind_new(void) {

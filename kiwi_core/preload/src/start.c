@@ -118,6 +118,18 @@ void kp_context_start_link(void) {
     if (gpu && !__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(gpu);
 }
 
+void kp_context_found(void) {
+    CUcontext context = NULL;
+    CUdevice device;
+    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED) || !kp_real.cuCtxGetCurrent) return;
+    if (kp_real.cuCtxGetCurrent(&context) != CUDA_SUCCESS) return;
+    kp_driver_initialised();
+    if (!context || !kp_real.cuCtxGetDevice || kp_real.cuCtxGetDevice(&device) != CUDA_SUCCESS) return;
+    kp_context_created(device);
+    kp_own_context_seen(context, device);
+    kp_context_start_link();
+}
+
 /* ---- calls for which no function of the driver was found ---- */
 
 CUresult kp_missing(void) {
