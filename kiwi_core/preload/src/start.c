@@ -119,12 +119,17 @@ void kp_context_start_link(void) {
 }
 
 void kp_context_found(void) {
+    static bool looked;
     CUcontext context = NULL;
     CUdevice device;
-    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED) || !kp_real.cuCtxGetCurrent) return;
-    if (kp_real.cuCtxGetCurrent(&context) != CUDA_SUCCESS) return;
+    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
+    if (__atomic_exchange_n(&looked, true, __ATOMIC_RELAXED)) return;
+    /* Another thread may be filling the table a second time. */
+    __typeof__(kp_real.cuCtxGetCurrent) current = __atomic_load_n(&kp_real.cuCtxGetCurrent, __ATOMIC_RELAXED);
+    __typeof__(kp_real.cuCtxGetDevice) of_device = __atomic_load_n(&kp_real.cuCtxGetDevice, __ATOMIC_RELAXED);
+    if (!current || current(&context) != CUDA_SUCCESS) return;
     kp_driver_initialised();
-    if (!context || !kp_real.cuCtxGetDevice || kp_real.cuCtxGetDevice(&device) != CUDA_SUCCESS) return;
+    if (!context || !of_device || of_device(&device) != CUDA_SUCCESS) return;
     kp_context_created(device);
     kp_own_context_seen(context, device);
     kp_context_start_link();
