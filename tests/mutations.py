@@ -200,8 +200,8 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/preload/src/gate.c",
-        "    if (GET(gate.waiting) > 0) kp_link_want_lease(); /*",
-        "    /*",
+        "        if ((state & (ARMED | SHUT)) && !__atomic_exchange_n",
+        "        if ((state & ARMED) && !__atomic_exchange_n",
         "tests/preload/link/test_shut.py tests/preload/interposer",
     ),
     # The pool of movers

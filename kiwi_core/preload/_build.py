@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 FLAGS = (
     *("-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    "-ftls-model=initial-exec",  # else the library needs glibc's loader by name, which musl lacks
     "-fno-strict-aliasing",  # function pointers and driver handles go through words
     f"-DKP_ROOM_BYTES={Config.checkpoint_room_bytes}ull",
     f"-DKP_ROOM_SHARE={Config.checkpoint_room_share}ull",

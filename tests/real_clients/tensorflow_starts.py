@@ -28,7 +28,9 @@ def start(environment: dict[str, str]) -> tuple[str, list[str]]:
     done = subprocess.run(
         [PYTHON, "-c", START], env=environment, capture_output=True, text=True, check=True
     )
-    return done.stdout, [re.sub(r"^\w\d{4} [\d:.]+ +\d+ ", "", one) for one in done.stderr.splitlines()]
+    return done.stdout, [
+        re.sub(r"^\w\d{4} [\d:.]+ +\d+ ", "", one) for one in done.stderr.splitlines()
+    ]
 
 
 @pytest.mark.timeout(300)

@@ -36,6 +36,8 @@ enum { WORD = R_X86_64_64, DATA = R_X86_64_GLOB_DAT, JUMP = R_X86_64_JUMP_SLOT }
 enum { WORD = R_AARCH64_ABS64, DATA = R_AARCH64_GLOB_DAT, JUMP = R_AARCH64_JUMP_SLOT };
 #endif
 
+#pragma weak dladdr1
+
 static struct {
     unsigned long long adds, subs; /* the loader's counts of libraries when we last looked */
     uintptr_t *done;               /* the libraries that were bound, by the address of their dynamic section */
@@ -161,7 +163,7 @@ static void look_elsewhere(unsigned char *elsewhere) {
         const ElfW(Sym) *symbol = NULL;
         void *found = kp_symbols[i].real ? kp_system_dlsym(RTLD_DEFAULT, kp_symbols[i].name) : NULL;
         elsewhere[i] = found && found != kp_symbols[i].real &&
-                       !(dladdr1(found, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
+                       !(dladdr1 && dladdr1(found, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
                          symbol->st_shndx == SHN_UNDEF);
     }
 }
@@ -206,7 +208,7 @@ static void bind_new(void) {
     dl_iterate_phdr(count, &loads);
     if (loads.adds == __atomic_load_n(&seen.adds, __ATOMIC_RELAXED)) return;
     dl_iterate_phdr(look, &loads);
-    bool found = loads.driver && !kp_disabled() && kp_driver_find();
+    bool known = kp_real_ready(), found = loads.driver && !kp_disabled() && kp_driver_find();
     /* Whoever waited here could hold the loader's lock, which the thread that binds needs. What was loaded meanwhile is
      * bound at the next look-up. */
     if (pthread_mutex_trylock(&mu)) return;
@@ -215,6 +217,7 @@ static void bind_new(void) {
     __atomic_store_n(&seen.adds, loads.adds, __ATOMIC_RELAXED);
     if (found) bind_all();
     pthread_mutex_unlock(&mu);
+    if (found && !known) kp_context_found();
 }
 
 EARLY void kp_bind_new(void) {

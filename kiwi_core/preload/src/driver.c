@@ -20,10 +20,12 @@ static struct link_map *driver; /* written once, when the tables are filled */
 
 bool kp_real_ready(void) { return __atomic_load_n(&driver, __ATOMIC_ACQUIRE) != NULL; }
 
+#pragma weak dladdr1 /* not in musl, where no driver is ever found */
+
 static struct link_map *library_of(const void *address) {
     Dl_info info;
     struct link_map *map = NULL;
-    if (!address || !dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP)) return NULL;
+    if (!address || !dladdr1 || !dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP)) return NULL;
     return map;
 }
 

@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <link.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -89,8 +90,41 @@ __asm__(".text\n"
 #error "libkiwi_preload needs its dlsym written for this processor"
 #endif
 
+#pragma weak dlvsym
+
+/* Finds dlsym in a libc that has no dlvsym: musl's, whose programs run without Kiwi, and must run. */
+EARLY static int look_in(struct dl_phdr_info *info, size_t size, void *found) {
+    const ElfW(Dyn) *dynamic = NULL;
+    const ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    const uint32_t *hash = NULL;
+    uintptr_t base = info->dlpi_addr;
+    (void)size;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) dynamic = (const void *)(base + info->dlpi_phdr[i].p_vaddr);
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) { /* musl leaves these addresses relative */
+        const void *at = (const void *)(base + dynamic->d_un.d_ptr);
+        if (dynamic->d_tag == DT_SYMTAB) symbols = at;
+        if (dynamic->d_tag == DT_STRTAB) names = at;
+        if (dynamic->d_tag == DT_HASH) hash = at;
+    }
+    for (uint32_t i = 0; symbols && names && hash && i < hash[1]; i++) {
+        void *at = (void *)(base + symbols[i].st_value);
+        if (!symbols[i].st_shndx || strcmp(names + symbols[i].st_name, "dlsym") || at == (void *)dlsym) continue;
+        *(void **)found = at;
+        return 1;
+    }
+    return 0;
+}
+
 EARLY bool kp_system_dlsym_ready(void) {
     if (__atomic_load_n(&kp_dlsym_of_system, __ATOMIC_ACQUIRE)) return true;
+    if (!dlvsym) {
+        void *other = NULL;
+        dl_iterate_phdr(look_in, &other);
+        __atomic_store_n(&kp_dlsym_of_system, (dlsym_fn *)other, __ATOMIC_RELEASE);
+        return other != NULL;
+    }
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
         dlsym_fn *found = (dlsym_fn *)dlvsym(RTLD_NEXT, "dlsym", versions[i]);

@@ -26,13 +26,17 @@ static void in_child(void) {
     mark();
 }
 
+/* What pthread_atfork() calls in glibc. Weak: see musl in docs/preload.md. */
+extern int __register_atfork(void (*before)(void), void (*parent)(void), void (*child)(void), void *library)
+    __attribute__((weak));
+
 static void prepare(void) {
     long size = sysconf(_SC_PAGESIZE);
     void *page = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page != MAP_FAILED && !madvise(page, (size_t)size, WIPE_ON_FORK)) original = page;
     else if (page != MAP_FAILED) munmap(page, (size_t)size);
     mark();
-    pthread_atfork(NULL, NULL, in_child);
+    if (__register_atfork) __register_atfork(NULL, NULL, in_child, NULL);
 }
 
 void kp_at_fork(void (*handler)(void)) {

@@ -57,6 +57,9 @@ void kp_context_before_create(int device);
  * link for the first one. */
 void kp_context_created(int device);
 void kp_context_start_link(void);
+/* Notes a context of this thread that was created before the driver was found, by a library's constructor, and starts
+ * the link for it. Called once, when libraries are bound to the wrappers. */
+void kp_context_found(void);
 /* Note that libcuda was found, and that cuInit succeeded. */
 void kp_driver_used(void);
 void kp_driver_initialised(void);

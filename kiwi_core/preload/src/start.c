@@ -118,6 +118,23 @@ void kp_context_start_link(void) {
     if (gpu && !__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(gpu);
 }
 
+void kp_context_found(void) {
+    static bool looked;
+    CUcontext context = NULL;
+    CUdevice device;
+    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
+    if (__atomic_exchange_n(&looked, true, __ATOMIC_RELAXED)) return;
+    /* Another thread may be filling the table a second time. */
+    __typeof__(kp_real.cuCtxGetCurrent) current = __atomic_load_n(&kp_real.cuCtxGetCurrent, __ATOMIC_RELAXED);
+    __typeof__(kp_real.cuCtxGetDevice) of_device = __atomic_load_n(&kp_real.cuCtxGetDevice, __ATOMIC_RELAXED);
+    if (!current || current(&context) != CUDA_SUCCESS) return;
+    kp_driver_initialised();
+    if (!context || !of_device || of_device(&device) != CUDA_SUCCESS) return;
+    kp_context_created(device);
+    kp_own_context_seen(context, device);
+    kp_context_start_link();
+}
+
 /* ---- calls for which no function of the driver was found ---- */
 
 CUresult kp_missing(void) {

@@ -286,7 +286,9 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
         return why_it_stays(victim) if victim.ends_ns is None else refused_by(victim)
     if stuck := [other for other in st.ops.values() if other.stuck]:
         halted = next((other.stopped for other in stuck if other.stopped), "")
-        words = f"another session is {halted}" if halted else "a driver call on another session hangs"
+        words = (
+            f"another session is {halted}" if halted else "a driver call on another session hangs"
+        )
         return Notice.BLOCKED_REFUSED, words
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
     words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"

@@ -121,6 +121,20 @@ def test_the_environment_keeps_what_others_preload(tmp_path, before, after):
     assert added == {"LD_PRELOAD": after, "KIWI_PRELOAD": "1"}
 
 
+def test_it_needs_nothing_that_only_glibc_has(library):
+    """A musl program under the library would end with exit code 127 before it begins."""
+
+    def read(*command: str) -> str:
+        done = subprocess.run([*command, library], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    strong = set(re.findall(r"\bU (\w+)", read("nm", "-D", "--undefined-only")))
+    assert "dl_iterate_phdr" in strong, "the list was read"
+    assert not strong & {"dlvsym", "dladdr1", "dlmopen", "__register_atfork", "__tls_get_addr"}
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", read("readelf", "-d")))
+    assert needed <= {"libc.so.6", "libdl.so.2", "libpthread.so.0"}
+
+
 def test_importing_it_needs_nothing_but_the_standard_library():
     code = (
         "import sys; import kiwi_core.preload\n"

@@ -95,7 +95,13 @@ def test_a_library_with_names_of_the_driver_of_its_own(world, tmp_path, kind, lo
 def test_a_program_that_uses_such_variables_itself(world, tmp_path, pie):
     """The variables move into the program then, with the value that the loader found first."""
     own = compile_c("own_names.c", tmp_path / "libown.so", "-DVARIABLES", *SHARED)
-    flags = ("-DDIRECT", own, f"-Wl,-rpath,{tmp_path}", pie, "-fPIE" if pie == "-pie" else "-fno-pie")
+    flags = (
+        "-DDIRECT",
+        own,
+        f"-Wl,-rpath,{tmp_path}",
+        pie,
+        "-fPIE" if pie == "-pie" else "-fno-pie",
+    )
     done = world.run(compile_c("own_names.c", tmp_path / "program", *flags))
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n0 0\n", "")
 

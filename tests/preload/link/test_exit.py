@@ -6,12 +6,12 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-
-from kiwi_core import compiled, emulator
 from pager_daemon import PATIENCE_S, eventually
 
+from kiwi_core import compiled, emulator
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from conftest import Controller, Stage
@@ -86,7 +86,9 @@ def test_a_program_may_end_in_the_middle_of_a_page_out(stage: Stage, start: Star
     program, peer = start(), stage.daemon.peer()
     emulator.set_copy_bandwidth(stage.state, 16 * MIB)
     order = peer.begin("page-out")
-    eventually(lambda: emulator.books(stage.state).gpus[0].used_bytes < 8 * MIB or peer.of("pager-done"))
+    eventually(
+        lambda: emulator.books(stage.state).gpus[0].used_bytes < 8 * MIB or peer.of("pager-done")
+    )
     assert program.stdin is not None
     program.stdin.close()
     assert peer.end(order)["outcome"] == "moved"

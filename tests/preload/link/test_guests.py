@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from kiwi_core import compiled
 from pager_daemon import PATIENCE_S
+
+from kiwi_core import compiled, emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,6 +119,24 @@ def test_a_child_that_was_made_without_the_handlers_of_fork(
     assert peer.do("page-in")["outcome"] == "moved"
     guest.tell("fill")
     assert guest.hears() == "filled 0", "the parent is as it was"
+
+
+@pytest.mark.parametrize("more", [{}, GATE_ONLY], ids=["owning", "gate-only"])
+def test_a_context_that_a_constructor_made(
+    stage: Stage, tmp_path: Path, more: dict[str, str]
+) -> None:
+    cuda, linked = str(emulator.build().libcuda), ("-Wl,--no-as-needed",)
+    early = build("early.c", tmp_path / "libearly.so", "-shared", "-fPIC", *linked, cuda)
+    flags = ("-DPROGRAM", *linked, str(early), cuda, f"-Wl,-rpath,{tmp_path}")
+    guest = Guest(build("early.c", tmp_path / "early", *flags), stage.environment(**more))
+    with guest.process:
+        peer = stage.daemon.peer()
+        peer.gate(open=False)
+        guest.tell("")
+        peer.await_received("want-lease")
+        peer.gate(open=True)
+        assert guest.hears() == "filled 0"
+        guest.process.kill()
 
 
 def test_a_page_out_needs_no_new_thread(stage: Stage, tmp_path: Path) -> None:
