@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from kiwi_core.cli.choosing import EVERYTHING
 from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.units import format_bytes, format_duration_s
-from kiwi_core.wire.words import keeps_text, load_text, outside_text, turn_text, wait_text
+from kiwi_core.wire.words import (
+    LEFT_REMEDY,
+    keeps_text,
+    load_text,
+    outside_text,
+    turn_text,
+    wait_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +73,7 @@ def _memory(gpu: GpuStatus) -> str:
 def _outside(gpu: GpuStatus) -> list[str]:
     return [
         f"outside Kiwi: {printable(outside_text(one))}, {format_bytes(one.used_bytes)}"
+        + (f" → {LEFT_REMEDY}" if one.left else "")
         for one in gpu.outside
     ]
 

@@ -51,6 +51,13 @@ def _for_all() -> bool:
     return os.getuid() == 0
 
 
+def device_file(emulation: Emulation | None) -> str:
+    """Return the file that each program with CUDA has open."""
+    if emulation is None:
+        return "/dev/nvidia-uvm"
+    return os.path.realpath(emulation.env[emulator.ENV_STATE])
+
+
 def hold_state(emulation: Emulation) -> str:
     """Open the state for as long as this process lives; return a name for it in /proc."""
     descriptor = os.open(emulation.env[emulator.ENV_STATE], os.O_RDWR | os.O_CLOEXEC)

@@ -26,6 +26,7 @@ from kiwi_core.daemon.base.peers import Rights
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.sockets import OneDaemonLock, alone
 from kiwi_core.daemon.base.tasks import endless
+from kiwi_core.daemon.emulation import device_file
 from kiwi_core.daemon.engine.core import Core
 from kiwi_core.daemon.engine.gauges import GaugeReader, RamGauge
 from kiwi_core.daemon.engine.journal import Journal
@@ -264,7 +265,8 @@ class GpuDaemon:
         self._gauges: GaugeReader = GaugeReader(
             machine.memory, kiwis=self._kiwis, movers=lambda: machine.movers.pids,
             outside_bytes=lambda: scheduler.outside_bytes,
-            names=self._sessions.expected.names_outside, changed=self._told,
+            names=self._sessions.expected.names_outside,
+            device=device_file(options.emulation), changed=self._told,
         )  # fmt: skip
         reporter = Reporter(
             scheduler, self._registry, rights, machine.gpu, self._links, self._pager, self._budget,

@@ -263,6 +263,32 @@ def ancestors(ref: ProcessRef) -> Iterator[ProcessRef]:
         child = stat
 
 
+def with_open(path: str) -> list[ProcessRef]:
+    """Return the processes that have the file ``path`` open, as far as this one may look."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and _has_open(int(name), path):
+            ref = ref_of(int(name))
+            if ref is not None:
+                found.append(ref)
+    return found
+
+
+def outlived_its_leader(ref: ProcessRef) -> bool:
+    """Return whether the leader of its process group has ended: the program that a shell, a server
+    or a batch system started, and of which this one is what is left."""
+    stat = stat_of(ref.pid)
+    return stat is not None and stat.group not in (0, ref.pid) and stat_of(stat.group) is None
+
+
+def _has_open(pid: int, path: str) -> bool:
+    directory = f"/proc/{pid}/fd"
+    try:
+        return any(os.readlink(f"{directory}/{fd}") == path for fd in os.listdir(directory))
+    except OSError:  # it has ended, has just closed a file, or is another user's
+        return False
+
+
 def child_of(parent: ProcessRef, inner_pid: int) -> ProcessRef | None:
     """Return the child of ``parent`` that has ``inner_pid`` in the PID namespace of ``parent``;
     ``None`` if there is none, or it has ended."""

@@ -37,6 +37,8 @@ class OutsideProgram(Struct, frozen=True, kw_only=True):
     owner: str
     name: str
     used_bytes: int
+    left: bool = False
+    """The memory is that of a program that has ended. This one was forked from it, and keeps it."""
 
 
 class SchedulerStatus(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ table of cases (``tests/support/surface_words.json``) tests both.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.units import format_wait_s, ordinal
 
@@ -84,6 +84,12 @@ def load_text(gauges: GaugesStatus) -> str:
     if gauges.temperature_c is not None:
         parts.append(f"{gauges.temperature_c} °C")
     return ", ".join(parts)
+
+
+LEFT_REMEDY: Final = (
+    "End the processes that it left (the pid is that of the first): its memory is free then."
+)
+"""What to do about an ``OutsideProgram`` that is ``left``."""
 
 
 def outside_text(program: OutsideProgram) -> str:

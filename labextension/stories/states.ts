@@ -180,8 +180,8 @@ function blocked(): IGpu {
     memory: { ...gpu().memory, outside_bytes: 71 * GIB, free_bytes: 9 * GIB },
     gauges: { ...BUSY, power_limit_w: null },
     outside: [
-      { pid: 20815, owner: 'ada', name: 'python3', used_bytes: 48 * GIB },
-      { pid: 0, owner: 'another user', name: 'another user', used_bytes: 22 * GIB }
+      { pid: 20815, owner: 'ada', name: 'python3', used_bytes: 48 * GIB, left: false },
+      { pid: 0, owner: 'another user', name: 'another user', used_bytes: 22 * GIB, left: false }
     ],
     history: [did(session('train'), 'waited', 95, null)]
   });

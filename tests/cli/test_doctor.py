@@ -36,7 +36,8 @@ from kiwi_core.gpu.driver import DriverInfo
 from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.preload import Unavailable
 from kiwi_core.units import GIB, MIB
-from kiwi_core.wire.messages import GetStatus, Hello, StatusReport
+from kiwi_core.wire.messages import GetStatus, Hello, OutsideProgram, StatusReport
+from kiwi_core.wire.words import LEFT_REMEDY
 
 PTRACE = machine.CAP_SYS_PTRACE
 CHECKS = Path(inspect.getfile(finding_module)).parent
@@ -403,6 +404,21 @@ def test_a_daemon_of_another_version_or_in_trouble_is_told(daemon, sockets):
     assert texts[0][0] is Level.WARN
     assert "9.9" in texts[0][1]
     assert texts[1] == (Level.WARN, "Disk full.")
+
+
+def test_memory_that_a_dead_program_left_is_told_with_what_frees_it(daemon, sockets):
+    import msgspec
+
+    kept = OutsideProgram(pid=12, owner="ada", name="python, left by …", used_bytes=MIB, left=True)
+    status = msgspec.structs.replace(status_of(), outside=[kept])
+    daemon.script = lambda peer, message: (
+        peer.say(StatusReport(gpu=status))
+        if isinstance(message, GetStatus)
+        else daemon.obey(peer, message)
+    )
+    _, finding = socket_checks.daemons(sockets)
+    assert "python, left by … (pid 12)" in finding.text
+    assert finding.remedy == LEFT_REMEDY
 
 
 def test_a_daemon_of_another_protocol_is_a_failure(daemon, sockets):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from cuda_processes import Worker
 
 from kiwi_core import emulator
+from kiwi_core.cli.checks import sockets
+from kiwi_core.cli.checks.finding import Level
 from kiwi_core.daemon.base.peers import Peer, Rights
 from kiwi_core.daemon.engine import gauges as gauges_module
 from kiwi_core.daemon.engine.gauges import RAM_READS_MAX, GaugeReader, Outside, RamGauge, steadied
@@ -18,6 +21,7 @@ from kiwi_core.gpu import nvml
 from kiwi_core.gpu.processes import ProcessRef, ref_of
 from kiwi_core.units import MIB, SessionId
 from kiwi_core.wire.status import GaugesStatus
+from kiwi_core.wire.words import LEFT_REMEDY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +74,46 @@ def test_a_program_outside_kiwi_is_named_and_a_session_is_not(
     daemon.wait_for(lambda s: not s.outside, "its end was seen")
 
 
+FORK = """
+pid = os.fork()
+while not pid:
+    for pipe in (0, 1, 2, answers.fileno()):
+        with contextlib.suppress(OSError):
+            os.close(pipe)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(not nvml.names_processes(), reason="NVML names processes of the host only")
+def test_what_a_dead_program_left_to_its_children_is_named_with_what_to_do(
+    start: Callable[..., Daemon],
+) -> None:
+    """Data loaders that outlive a killed kernel keep its memory, and NVML names nobody."""
+    daemon = start()
+    program = Worker(
+        {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        | emulator.environment(daemon.state_path, emulator.build()),
+        "setsid",
+    )
+    program.do(f"import contextlib; init(); held = alloc({60 * MIB})")
+    program.do(FORK)
+    child = program.get("pid")
+    try:
+        program.kill()
+        (found,) = daemon.wait_for(
+            lambda s: [one for one in s.outside if one.left], "what it left was found"
+        )
+        assert found.pid == child
+        assert found.used_bytes >= 60 * MIB
+        assert "left by a program that has ended" in found.name
+        said = [one for one in sockets.daemons(daemon.directory) if one.level is not Level.OK]
+        assert [one.remedy for one in said] == [LEFT_REMEDY]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        program.close()
+    daemon.wait_for(lambda s: not s.outside, "the memory is free")
+
+
 # --- without one --------------------------------------------------------------------------------
 
 
@@ -102,6 +146,7 @@ class World:
             movers=lambda: [77],
             outside_bytes=lambda: outside_bytes,
             names=lambda _pids: {},
+            device="/dev/nvidia-uvm",
             changed=lambda: self.news.append(self.gauges.now),
         )
 

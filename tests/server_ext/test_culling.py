@@ -1,68 +1,43 @@
-"""Tests of Jupyter's culling of idle kernels beside Kiwi, as docs/jupyterhub.md describes it."""
+"""Test of the configuration that keeps idle kernels with GPU memory, with a real Jupyter Server."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from daemon import running_daemon, wait_until
+from gpu_cells import PRELUDE
+from lab import running_lab
+from lab_kernels import run, start
+from leftovers import nothing_left
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from daemon import Daemon
-    from session_program import SessionProgram
-    from traitlets.config import Config
-
-TAKE = """
-from cuda.bindings import driver
-def ck(result):
-    assert not result[0], result[0]
-    return result[-1]
-ck(driver.cuInit(0))
-ck(driver.cuCtxSetCurrent(ck(driver.cuDevicePrimaryCtxRetain(ck(driver.cuDeviceGet(0))))))
-p = ck(driver.cuMemAlloc({size_mib} << 20))
+RECIPE = Path(__file__).parents[2] / "packaging/jupyter_server/keep_gpu_memory.py"
+SOON = """
+c.MappingKernelManager.cull_idle_timeout = 10
+c.MappingKernelManager.cull_interval = 1
 """
 
 
-@pytest.fixture
-def jp_server_config(jp_server_config: Config) -> Config:
-    jp_server_config.MappingKernelManager.cull_idle_timeout = 2
-    jp_server_config.MappingKernelManager.cull_interval = 1
-    jp_server_config.MappingKernelManager.cull_connected = True
-    return jp_server_config
+def test_an_idle_kernel_with_memory_outlives_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_left(monkeypatch), running_daemon("1x256MiB") as daemon:
+        config = RECIPE.read_text() + SOON
+        with running_lab(daemon.env, app="server", config=config) as server:
+            holder = start(server)
+            run(server, holder, f"{PRELUDE}\nmemory = Memory(8, seed=1)")
+            sessions = daemon.status().sessions
+            session = next(one for one in sessions if one.kernel_id == holder)
+            daemon.wait_state(session.pid, "idle")
+            with daemon.client() as client:
+                client.release(session.id)
+            daemon.wait_state(session.pid, "paged-out")
+            start(server)
 
+            def kernels() -> list[str]:
+                return [kernel["id"] for kernel in server.rest("GET", "api/kernels")]
 
-async def until(condition: Callable[[], Any], what: str) -> None:
-    for _ in range(int(PATIENCE_S / 0.1)):
-        if condition():
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}")
-
-
-async def test_an_idle_kernel_whose_memory_is_out_is_culled_and_one_that_waits_is_not(
-    daemon: Daemon, program: Callable[..., SessionProgram], jp_serverapp: Any, kiwi: Any
-) -> None:
-    kernels = jp_serverapp.kernel_manager
-    idle = await kernels.start_kernel()
-    client = kernels.get_kernel(idle).client()
-    client.start_channels()
-    await client.wait_for_ready(PATIENCE_S)
-    await client._async_execute_interactive(TAKE.format(size_mib=100), timeout=PATIENCE_S)
-    client.stop_channels()
-    runner = program(daemon, 200, name="runner")  # the notebook's memory goes out for it
-    runner.start_burst()
-    waits = await kernels.start_kernel()
-    client = kernels.get_kernel(waits).client()
-    client.start_channels()
-    await client.wait_for_ready(PATIENCE_S)
-    client.execute(TAKE.format(size_mib=200))
-    daemon.set_tq(600.0)
-    await until(lambda: idle not in kernels, "the idle kernel is culled")
-    assert waits in kernels, "a cell that waits counts as busy"
-    await until(lambda: len(daemon.status().sessions) == 2, "and so is its memory")
-    runner.stop_burst()
-    await until(lambda: waits not in kernels, "once its cell has run it is idle, too")
-    client.stop_channels()
+            wait_until(lambda: kernels() == [holder], "the idle kernel without memory is ended")
+            assert daemon.session(session.pid) is not None
+            run(server, holder, "print(memory.intact())")
+            run(server, holder, "check(cuda.cuMemFree(memory.address))\n"
+                "check(cuda.cuDevicePrimaryCtxRelease(check(cuda.cuDeviceGet(0))))")  # fmt: skip
+            wait_until(lambda: kernels() == [], "without memory it is ended, too")

@@ -16,6 +16,7 @@ from kiwi_core.client.directory import why_unsafe
 from kiwi_core.daemon.base.sockets import NO_LOCKS_REMEDY, SOCKET_PATH_MAX
 from kiwi_core.errors import KiwiError
 from kiwi_core.units import format_bytes
+from kiwi_core.wire.words import LEFT_REMEDY, outside_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,6 +120,12 @@ def daemon(socket: Path) -> Iterator[Finding]:
     yield version(welcome, status)
     for text in status.errors:
         yield warn("daemon", text, "See the daemon's log.")
+    for one in status.outside:
+        if one.left:
+            held = format_bytes(one.used_bytes)
+            yield warn(
+                f"GPU {status.index}", f"{held} are held by {outside_text(one)}.", LEFT_REMEDY
+            )
 
 
 def version(welcome: Welcome, status: GpuStatus) -> Finding:

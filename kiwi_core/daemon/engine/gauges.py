@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import containers, host, nvml, processes
 from kiwi_core.pager.checkpoint.survey import belongs
+from kiwi_core.units import MIB
 from kiwi_core.wire.status import GaugesStatus, OutsideProgram
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ AFTER_A_FAILURE_S: Final = 30.0
 PROGRAMS_MAX: Final = 16
 """Most programs outside Kiwi that are named, the largest first; a status has to fit one line."""
 
+NAMELESS_MIN_BYTES: Final = 32 * MIB
+"""Least memory of no process that is looked into: NVML leaves out a few MiB of each context."""
+
 RAM_FOR_S: Final = 4.0
 """How long a reading of a session's RAM is used."""
 
@@ -60,6 +64,8 @@ class Outside:
     name: str
     used_bytes: int
     container: str = ""
+    left: bool = False
+    """The memory is that of a program that has ended, kept by one that was forked from it."""
 
     @property
     def owner(self) -> Owner:
@@ -70,13 +76,15 @@ class Outside:
 class GaugeReader:
     """``kiwis`` returns the roots of all processes that share, ``movers`` the pids of the daemon's
     own workers, ``outside_bytes`` what others hold, ``names`` the names of those programs outside
-    Kiwi that somebody has announced. ``changed`` is called after each change."""
+    Kiwi that somebody has announced. ``device`` is the file that each program with CUDA has open.
+    ``changed`` is called after each change."""
 
     _gpu: RemoteGpu
     kiwis: Callable[[], Collection[ProcessRef]]
     movers: Callable[[], Collection[int]]
     outside_bytes: Callable[[], int]
     names: Callable[[Iterable[int]], Mapping[int, str]]
+    device: str
     changed: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -111,6 +119,18 @@ class GaugeReader:
             for pid in strangers
             if (one := _outside(pid, used[pid], names.get(pid, ""))) is not None
         ]
+        # The driver itself takes memory, too: who merely has the GPU open is not to blame for it.
+        nameless_bytes = self.outside_bytes() - sum(one.used_bytes for one in found)
+        if nameless_bytes >= NAMELESS_MIN_BYTES:
+            holders = await asyncio.to_thread(processes.with_open, self.device)
+            kept_by = [
+                one.pid
+                for one in holders
+                if one.pid not in used
+                and processes.outlived_its_leader(one)
+                and not belongs(one.pid, roots)
+            ]
+            found += left_behind(kept_by, nameless_bytes)
         found.sort(key=lambda one: (-one.used_bytes, one.pid))
         return found[:PROGRAMS_MAX]
 
@@ -119,7 +139,11 @@ class GaugeReader:
         own = [one for one in self._outside if rights.may_see(reader, one.owner)]
         shown = [
             OutsideProgram(
-                pid=one.pid, owner=user_name(one.uid), name=one.name, used_bytes=one.used_bytes
+                pid=one.pid,
+                owner=user_name(one.uid),
+                name=one.name,
+                used_bytes=one.used_bytes,
+                left=one.left,
             )
             for one in own
         ]
@@ -171,6 +195,18 @@ def steadied(new: GaugesStatus, old: GaugesStatus) -> GaugesStatus:
     power_w = None if new.power_w is None else float(_near(new.power_w, old.power_w or 0.0))
     limit_w = None if new.power_limit_w is None else float(round(new.power_limit_w))
     return msgspec.structs.replace(new, power_w=power_w, power_limit_w=limit_w)
+
+
+def left_behind(pids: Collection[int], nameless_bytes: int) -> list[Outside]:
+    """Return a row for memory that NVML counts for no process and ``pids``, which have the GPU
+    open, keep: they were forked from a program that has ended. It is the driver's own, or a failed
+    restore's, if there are none."""
+    found = [one for pid in sorted(pids) if (one := _outside(pid, nameless_bytes, "")) is not None]
+    if not found:
+        return []
+    first, more = found[0], len(found) - 1
+    name = f"{first.name}{f' and {more} more' if more else ''}, left by a program that has ended"
+    return [replace(first, name=name, left=True)]
 
 
 def _outside(pid: int, used_bytes: int, name: str) -> Outside | None:

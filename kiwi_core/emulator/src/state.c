@@ -91,6 +91,49 @@ static int same_program(const struct ke_proc *p, int pid) {
     return !image || image == p->image;
 }
 
+/* ---- what outlives a process: a forked child has its open files, and the driver frees memory at the last close ---- */
+
+#define LOCKS_AT (1ll << 40) /* beyond the end of the state file: one byte for each slot */
+
+static int device_file = -1; /* this process's, as /dev/nvidia-uvm; closed by exec, inherited by fork */
+
+static struct flock slot_lock(const struct ke_state *s, const struct ke_proc *p, short type) {
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = LOCKS_AT + (p - s->procs), .l_len = 1};
+}
+
+/* Opens the device file, and locks the slot by it for as long as it or a copy in a forked child is open. */
+static void open_device(const struct ke_state *s, const struct ke_proc *p) {
+    if (device_file >= 0) close(device_file);
+    device_file = open(ke_state_path(), O_RDWR | O_CLOEXEC);
+    struct flock lock = slot_lock(s, p, F_WRLCK);
+    if (device_file >= 0) fcntl(device_file, F_OFD_SETLK, &lock);
+}
+
+/* Returns whether a process has the device file of the slot open. Without a descriptor to look with: yes. */
+static int device_is_open(const struct ke_state *s, const struct ke_proc *p) {
+    struct flock lock = slot_lock(s, p, F_WRLCK);
+    int fd = open(ke_state_path(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) return errno == EMFILE || errno == ENFILE;
+    int found = fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    close(fd);
+    return found;
+}
+
+/* Ends what the slot's process had. Forked children that live on keep its memory, which belongs to no process then. */
+static void end_slot(const struct ke_state *s, struct ke_proc *p) {
+    if (!device_is_open(s, p)) {
+        memset(p, 0, sizeof *p);
+        return;
+    }
+    for (unsigned i = 0; i < KE_GPUS_MAX; i++) {
+        p->kept_bytes[i] += p->device_bytes[i] + p->context_bytes[i];
+        p->device_bytes[i] = p->context_bytes[i] = p->parked_bytes[i] = 0;
+        p->busy_ns[i] = p->busy_since_ns[i] = 0;
+    }
+    p->restores = 0;
+    p->start_ticks = 0; /* a process that gets the same pid is another one */
+}
+
 /* Returns whether the slot's process lives. The caller may have no descriptor left, so a process counts as ended only if
  * the kernel says so. A process that is not visible here counts as living. */
 static int alive(const struct ke_state *s, const struct ke_proc *p) {
@@ -265,7 +308,7 @@ struct ke_proc *ke_proc_register(struct ke_state *s) {
     ke_state_lock(s);
     ke_reap(s);
     for (int i = 0; i < KE_PROCS_MAX; i++) { /* without address randomisation, only this loop notices an exec */
-        if (ke_proc_ours(&s->procs[i])) memset(&s->procs[i], 0, sizeof s->procs[i]);
+        if (ke_proc_ours(&s->procs[i]) && s->procs[i].start_ticks) end_slot(s, &s->procs[i]);
         if (!p && s->procs[i].pid == 0) p = &s->procs[i];
     }
     if (p) {
@@ -274,6 +317,7 @@ struct ke_proc *ke_proc_register(struct ke_state *s) {
         p->pid_ns = ke_own_pid_ns();
         p->image = image_of(getpid());
         p->since_ns = ke_now_ns();
+        open_device(s, p);
         p->pid = getpid(); /* last: a slot with a pid is complete */
     }
     ke_state_unlock(s);
@@ -284,7 +328,11 @@ int ke_proc_ours(const struct ke_proc *p) { return p->pid == getpid() && p->pid_
 
 void ke_proc_unregister(struct ke_state *s, struct ke_proc *p) {
     ke_state_lock(s);
-    if (ke_proc_ours(p)) memset(p, 0, sizeof *p);
+    if (ke_proc_ours(p)) {
+        if (device_file >= 0) close(device_file);
+        device_file = -1;
+        end_slot(s, p);
+    }
     ke_state_unlock(s);
 }
 
@@ -298,8 +346,8 @@ void ke_reap(struct ke_state *s) {
     for (int i = 0; i < KE_PROCS_MAX; i++) {
         struct ke_proc *p = &s->procs[i];
         if (!p->pid || alive(s, p)) continue;
-        if (took_host_down(s, p) && !s->host_down) s->host_down = p->pid;
-        memset(p, 0, sizeof *p);
+        if (p->start_ticks && took_host_down(s, p) && !s->host_down) s->host_down = p->pid;
+        end_slot(s, p);
     }
 }
 

@@ -112,7 +112,7 @@ struct ke_proc {
     uint64_t busy_ns[KE_GPUS_MAX];       /* time of kernels in finished busy periods */
     uint64_t busy_since_ns[KE_GPUS_MAX]; /* start of the current busy period, 0: idle */
     uint64_t parked_bytes[KE_GPUS_MAX];  /* device bytes while checkpointed */
-    uint64_t kept_bytes[KE_GPUS_MAX];    /* taken by a failed restore; NVML names no owner */
+    uint64_t kept_bytes[KE_GPUS_MAX];    /* taken by a failed restore, or left to forked children; NVML names no owner */
 };
 
 struct ke_fault {

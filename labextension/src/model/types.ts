@@ -246,6 +246,11 @@ export interface IOutsideProgram {
   readonly owner: string;
   readonly name: string;
   readonly used_bytes: number;
+  /**
+   * The memory is that of a program that has ended. This one was forked from it, and
+   * keeps it.
+   */
+  readonly left: boolean;
 }
 
 export type HistoryKind = 'held' | 'waited' | 'suspended' | 'out' | 'in';
@@ -292,7 +297,10 @@ export interface IGpu {
    * known, because a fault or a program outside Kiwi holds it up.
    */
   readonly newcomer_wait_s: number | null;
-  /** Number of sessions that servers have placed here and that have not joined yet. */
+  /**
+   * Number of programs that servers have placed here and that neither are sessions yet
+   * nor use the GPU outside Kiwi.
+   */
   readonly expected: number;
   readonly history: readonly IHistory[];
   readonly reachable: boolean;

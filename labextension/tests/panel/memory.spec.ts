@@ -75,6 +75,7 @@ describe('memory', () => {
       pid,
       owner: 'ada',
       name: pid > 0 ? 'python3' : 'another user',
+      left: false,
       used_bytes
     });
     const outside = [program(815, 9 * GIB), program(0, 6 * GIB)];
