@@ -91,7 +91,9 @@ def test_a_call_that_waited_before_the_shut_asks_too(stage: Stage) -> None:
     program.do("left.set(); worker.join()")
 
 
-def test_work_that_does_not_end_in_time_keeps_it_closed_until_it_ends(stage: Stage, tmp_path: Path) -> None:
+def test_work_that_does_not_end_in_time_keeps_it_closed_until_it_ends(
+    stage: Stage, tmp_path: Path
+) -> None:
     program = stage.program(SETUP, **GATE_ONLY)
     peer, ends = stage.daemon.peer(), tmp_path / "ends"
     program.do(
