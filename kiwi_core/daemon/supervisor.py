@@ -16,6 +16,7 @@ from msgspec import structs
 
 from kiwi_core import config, interpreter
 from kiwi_core.client.autostart import STOPPED_NAME
+from kiwi_core.daemon import inherited
 from kiwi_core.daemon.base.directories import prepare_directory, sockets_mode
 from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.options import ChildOptions
@@ -36,6 +37,7 @@ CALM_S = 60.0
 
 def main(options: DaemonOptions) -> int:
     """Run in the foreground until SIGTERM or SIGINT. Return the exit status."""
+    inherited.shed()
     if options.admin_group is not None:
         _check_group(options.admin_group)
     # Absolute, because daemons run in another directory and programs get these paths.
