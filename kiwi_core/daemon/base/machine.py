@@ -64,6 +64,6 @@ async def this_machine(gpu_uuid: str, fixed_budget_bytes: int | None) -> Machine
     memory = RemoteGpu(movers, gpu.uuid, gpu.total_bytes)
     try:
         lacks = await why_no_moves(movers)
-    except GpuError as error:
-        lacks = str(error)
+    except GpuError:
+        lacks = ""  # nobody knows; each page-out meets the same error, and says so
     return Machine(gpu, movers, memory, fixed_budget_bytes, lacks)
