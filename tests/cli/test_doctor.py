@@ -349,10 +349,17 @@ def test_an_nvml_that_fails_beside_hardware_is_a_failure(tmp_path, monkeypatch):
     def fails():
         raise GpuError("nvml-no-driver", "NVML fails.", "Mend it.")
 
-    monkeypatch.setattr(gpu.nvml, "gpus", fails)
+    monkeypatch.setattr(gpu.nvml, "survey", fails)
     assert gpu.gpus(tmp_path) == ([], [])
     write(tmp_path, "dev/nvidiactl", "")
     assert gpu.gpus(tmp_path) == ([], [fail("NVML", "NVML fails.", "Mend it.")])
+
+
+def test_a_gpu_that_cannot_be_read_is_named_and_hides_no_other(tmp_path, monkeypatch):
+    lost = GpuError("nvml-gpu-lost", "The GPU has fallen off the bus.", "Reboot.")
+    monkeypatch.setattr(gpu.nvml, "survey", lambda: ((), {1: lost}))
+    finding = fail("GPU 1", "The GPU has fallen off the bus.", "Reboot.")
+    assert gpu.gpus(tmp_path) == ([], [finding])
 
 
 def test_another_device_plugin_on_a_node_is_told(monkeypatch, tmp_path):
