@@ -120,12 +120,12 @@ def gauges(uuid: str) -> GpuGauges:
     def read(nvml: Any) -> GpuGauges:
         gpu = _handle(nvml, uuid)
         core = nvml.NVML_TEMPERATURE_GPU
-        busy = _optional(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+        busy = _optional(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
         return GpuGauges(
             utilisation_percent=None if busy is None else int(busy),
-            temperature_c=_optional(nvml, lambda: int(nvml.nvmlDeviceGetTemperature(gpu, core))),
-            power_w=_optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-            power_limit_w=_optional(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
+            temperature_c=_optional(lambda: int(nvml.nvmlDeviceGetTemperature(gpu, core))),
+            power_w=_optional(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            power_limit_w=_optional(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
         )
 
     return _call(f"reading the gauges of {uuid}", read)
@@ -189,28 +189,28 @@ def utilisation_samples(uuid: str, since_us: int) -> tuple[UtilisationSample, ..
 
 
 def _gpu(nvml: Any, index: int) -> GpuInfo:
-    version = _optional(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion())) or ""
+    version = _optional(lambda: _text(nvml.nvmlSystemGetDriverVersion())) or ""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    persistence = _optional(nvml, lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
+    persistence = _optional(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
     return GpuInfo(
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         name=_text(nvml.nvmlDeviceGetName(handle)),
         total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        mig=bool(_optional(nvml, lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]))),
+        mig=bool(_optional(lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]))),
         persistence=persistence,
         driver_version=version,
     )
 
 
-def _optional(nvml: Any, read: Callable[[], T]) -> T | None:
+def _optional(read: Callable[[], T]) -> T | None:
     """Return what ``read`` returns; ``None`` if this GPU, or this version of NVML, lacks it."""
     try:
         return read()
-    except nvml.NVMLLibraryMismatchError:
-        return None  # the driver's NVML has another version of the function only
-    except nvml.NVMLError as error:
-        if error.value in _CANNOT_SAY:
+    except Exception as error:
+        # Newer bindings raise an error of its own where NVML has another version of the function.
+        mismatch = type(error).__name__ == "NVMLLibraryMismatchError"
+        if mismatch or getattr(error, "value", None) in _CANNOT_SAY:
             return None
         raise
 

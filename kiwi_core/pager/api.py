@@ -113,6 +113,8 @@ class Observation:
     busy: bool | None = None
     processes: tuple[ProcessMemory, ...] = field(default=())
     owned: bool = False
+    allocated: bool = False
+    """A library counts allocations of a process."""
     unsized: bool = False
     """NVML does not show what a process has in the GPU, and no library counts it."""
     stopped: str = ""

@@ -135,6 +135,7 @@ class SessionPager:
             residency=worst({seen.residency, *(report.residency for report in linked.values())}),
             paged_out_bytes=seen.paged_out_bytes + out_bytes,
             processes=parts,
+            allocated=any(one.held_bytes or one.paged_out_bytes for one in linked.values()),
             owned=by_libraries and is_owned(links, seen.processes),
         )
 

@@ -187,15 +187,16 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     (contexts included), ``busy`` those whose GPU use in the last interval is known. ``free_bytes``
     is that of the whole GPU. ``began_ns`` is when the reading began, on the clock of ``handle``'s
     ``now_ns``; ``None``: just now. Numbers from before the end of an operation are stale.
-    ``unsized`` lists sessions whose bytes are only a share of what is in use: nobody says what each
-    program has. ``at_large`` lists sessions that have memory in the GPU and that the driver has not
-    locked;
-    ``owned`` those in ``resident_bytes`` whose libraries own and move their memory; ``nowhere``
-    those that have memory neither in the GPU nor anywhere else."""
+    ``allocated`` lists sessions that have allocations by their libraries' count; ``unsized`` those
+    whose bytes are only a share of what is in use, because nobody says what each program has;
+    ``at_large`` those that have memory in the GPU and that the driver has not locked; ``owned``
+    those in ``resident_bytes`` whose libraries own and move their memory; ``nowhere`` those that
+    have memory neither in the GPU nor anywhere else."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
     busy: dict[SessionId, bool] = {}
+    allocated: list[SessionId] = []
     unsized: list[SessionId] = []
     at_large: list[SessionId] = []
     owned: list[SessionId] = []

@@ -138,7 +138,7 @@ def test_a_lock_that_times_out(
         daemon,
         kiwi_status,
         "A.ipynb",
-        "could not be moved out, so others wait longer (lock-timeout",
+        "could not be moved out, so others wait longer (draining",
         "Waiting because the GPU memory of another notebook cannot be moved out",
     )
     assert not b.kernel.finished(b_cell)

@@ -465,3 +465,10 @@ def test_a_look_from_before_the_end_of_a_burst_does_not_judge_it() -> None:
         scheduler.handle(seen, 12)
         assert session.unjudged_bursts == unjudged
     assert session.quiet_bursts == 0, "the GPU did nothing in it"
+    scheduler.handle(ev.LeaseRequested(session=a, burst=2), 20)
+    scheduler.handle(ev.BurstEnded(session=a, burst=2), 30)
+    left = ev.MemoryObserved(
+        free_bytes=10 * GIB, resident_bytes={a: 0}, busy={a: False}, allocated=[a], began_ns=31
+    )
+    scheduler.handle(left, 32)
+    assert session.quiet_bursts == 1, "it left allocations"

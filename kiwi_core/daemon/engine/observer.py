@@ -275,6 +275,7 @@ def _observed(
         free_bytes=free_bytes,
         resident_bytes={session: one.resident_bytes for session, one in sessions.items()},
         busy={session: one.busy for session, one in sessions.items() if one.busy is not None},
+        allocated=[session for session, one in sessions.items() if one.allocated],
         unsized=[session for session, one in sessions.items() if one.unsized],
         at_large=[session for session, one in sessions.items() if _at_large(one)],
         owned=[session for session, one in sessions.items() if one.owned],

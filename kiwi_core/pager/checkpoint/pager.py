@@ -159,7 +159,7 @@ class CheckpointPager:
         rows = self._meter.last.bytes_by_pid
         here = [one for one in seen.processes if one.residency is not Residency.PAGED_OUT]
         found = [
-            Nameless(one.ref, counted.get(one.ref), one.ref in counted or has_uvm(one.ref))
+            Nameless(one.ref, counted.get(one.ref), bool(counted.get(one.ref)) or has_uvm(one.ref))
             for one in here
             if one.ref.pid not in rows and not has_no_context(one.ref)
         ]

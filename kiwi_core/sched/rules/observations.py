@@ -31,8 +31,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
-            session.learn_from_use(event.busy.get(session_id), began_ns)
-            _read(st, session, began_ns, unsized=session_id in event.unsized)
+            _read(st, session, event, began_ns)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)
         if session is None:
@@ -44,7 +43,12 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         st.all_read(began_ns, _outside_bytes(st, event.free_bytes))
 
 
-def _read(st: State, session: Session, began_ns: int, *, unsized: bool) -> None:
+def _read(st: State, session: Session, event: ev.MemoryObserved, began_ns: int) -> None:
+    """Learn what the session has, and whether its last bursts say anything about its needs: the GPU
+    worked in them, or they left allocations."""
+    used = session.id in event.allocated or event.busy.get(session.id)
+    session.learn_from_use(used, began_ns)
+    unsized = session.id in event.unsized
     session.sees_size(not unsized)
     if not unsized:
         _learn(st, session, session.resident_bytes)
