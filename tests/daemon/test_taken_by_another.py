@@ -50,7 +50,7 @@ def test_it_stays_out_until_its_owner_brings_it_back(
     start: Start, program: Program, controller: Callable[[Daemon], Worker], running: bool
 ) -> None:
     daemon = start("1x128MiB", "--tq", "0.3", "--swap-floor", "0")
-    other, small, one = program(daemon, 60), program(daemon, 8), program(daemon, 60)
+    other, small, one = program(daemon, 80), program(daemon, 8), program(daemon, 80)
     outside = controller(daemon)
     if running:
         one.start_burst()
@@ -81,8 +81,8 @@ def test_memory_that_a_library_owns(
 ) -> None:
     daemon = start("1x128MiB")
     other, one = preloaded(daemon), preloaded(daemon)
-    other.take(60, 2)
-    one.take(60, 1)
+    other.take(80, 2)
+    one.take(80, 1)
     outside = controller(daemon)
     daemon.wait_state(one.pid, "idle")
     outside.do(f"suspend({one.pid})")
