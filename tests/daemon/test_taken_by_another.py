@@ -50,7 +50,7 @@ def test_it_stays_out_until_its_owner_brings_it_back(
     start: Start, program: Program, controller: Callable[[Daemon], Worker], running: bool
 ) -> None:
     daemon = start("1x128MiB", "--tq", "0.3", "--swap-floor", "0")
-    other, small, one = program(daemon, 80), program(daemon, 8), program(daemon, 80)
+    other, small, one = program(daemon, 80), program(daemon, 8), program(daemon, 60)
     outside = controller(daemon)
     if running:
         one.start_burst()
