@@ -39,6 +39,17 @@ loop.start()
 """
 
 
+def fill_and_ask(daemon: Daemon, full: SessionProgram, other: SessionProgram) -> None:
+    """Fill the queue of ``full``, and let ``other`` ask until it is told what it waits for."""
+    full.worker.do(LOOP)
+    wait_until(lambda: full.worker.get("queued") >= 4, "its queue fills")
+    other.start_burst()
+    told = lambda s: any(  # noqa: E731
+        x.pid == other.pid and "already given to the GPU" in x.problem_text for x in s.sessions
+    )
+    daemon.wait_for(told, "it is told what it waits for")
+
+
 @pytest.mark.parametrize("pager", ["0", "1"], ids=["gate", "owner"])
 def test_a_queue_longer_than_an_order_is_drained_once(
     start: Start, program: Program, pager: str
@@ -46,13 +57,7 @@ def test_a_queue_longer_than_an_order_is_drained_once(
     daemon = start("1x128MiB", "--tq", "0.3", "--swap-floor", "0", "--lock-timeout", "1")
     other = program(daemon, 80, environment={"KIWI_PRELOAD_OWN": pager})
     full = program(daemon, 80, environment={"KIWI_PRELOAD_OWN": pager})
-    full.worker.do(LOOP)
-    wait_until(lambda: full.worker.get("queued") >= 4, "its queue fills")
-    other.start_burst()
-    told = lambda s: any(  # noqa: E731
-        x.pid == other.pid and "already given to the GPU" in x.problem_text for x in s.sessions
-    )
-    daemon.wait_for(told, "the one that waits is told what for")
+    fill_and_ask(daemon, full, other)
     wait_until(other.granted, "it gets the GPU once that queue has ended")
     assert full.worker.get("queued") <= 2 * KERNELS, "nothing was added meanwhile"
     other.stop_burst()
@@ -64,13 +69,7 @@ def test_a_queue_longer_than_an_order_is_drained_once(
 def test_a_gate_that_nobody_waits_for_any_more_opens(start: Start, program: Program) -> None:
     daemon = start("1x128MiB", "--tq", "0.3", "--swap-floor", "0", "--lock-timeout", "1")
     other, full = program(daemon, 80), program(daemon, 80)
-    full.worker.do(LOOP)
-    wait_until(lambda: full.worker.get("queued") >= 4, "its queue fills")
-    other.start_burst()
-    told = lambda s: any(  # noqa: E731
-        x.pid == other.pid and "already given to the GPU" in x.problem_text for x in s.sessions
-    )
-    daemon.wait_for(told, "its work drains")
+    fill_and_ask(daemon, full, other)
     other.close()
     seen = full.worker.get("queued")
     wait_until(lambda: full.worker.get("queued") > seen + KERNELS, "it goes on")
