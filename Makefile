@@ -264,7 +264,7 @@ $(READY): $(KIWI_NEEDS)
 # Before the tests: the first kernel would start it in the background otherwise, where a busy machine takes a minute.
 # The tests' own byte code, too: each of the processes that share a suite would make all of it. If that fails, the
 # suite says why.
-$(COMPILED): $(wildcard kiwi_core/preload/src/* kiwi_core/emulator/src/*) | $(READY)
+$(COMPILED): $(shell find kiwi_core/preload/src kiwi_core/emulator/src -type f) | $(READY)
 	@$(STEP) --alive compiled $(BIN)/python -c \
 	  'from kiwi_core import emulator; from kiwi_core.preload import ready; emulator.build(); ready.ensure()'
 	@$(PYTEST) --collect-only tests >/dev/null 2>&1 || true

@@ -148,14 +148,14 @@ class _Builder:
         # everything that somebody wrote.
         plain = ["-O0", "-fno-sanitize=all"] if self._sanitize else []
         forwarders = self._compile([self._work / "calls.c"], *plain)
-        objects = [*forwarders, *self._compile(self._sources)]
-        self._link(output, NAME, [*PRELOAD_FLAGS, *objects])
+        objects = dict(zip(self._sources, self._compile(self._sources), strict=True))
+        self._link(output, NAME, [*PRELOAD_FLAGS, *forwarders, *objects.values()])
         if self._sanitize:
             return
-        again = self._compile([SOURCES / name for name in GATE_DIFFERS], *GATE_FLAGS)
-        same = [one for one in objects if one.with_suffix(".c").name not in GATE_DIFFERS]
+        differs = [SOURCES / name for name in GATE_DIFFERS]
+        objects |= dict(zip(differs, self._compile(differs, *GATE_FLAGS), strict=True))
         gate = output.with_name(GATE_NAME)
-        self._link(gate, "libcuda.so.1", [*same, *again])
+        self._link(gate, "libcuda.so.1", [*forwarders, *objects.values()])
         # Given no object at all, newer `zig cc` does not link but hands everything to clang, which
         # does not know the version in its target.
         nothing = self._work / "nothing.c"
@@ -170,7 +170,7 @@ class _Builder:
         common = [*self._compiler, *FLAGS, *self._more, *flags, "-isystem"]
         common += [str(self._header.parent), "-iquote", str(SOURCES)]
         common += ["-iquote", str(self._work), "-c"]  # (link.h is the system's, too)
-        objects = [directory / file.with_suffix(".o").name for file in files]
+        objects = [directory / f"{file.parent.name}-{file.stem}.o" for file in files]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             jobs = [
                 threads.submit(compiled.run, [*common, str(file), "-o", str(made)])
@@ -187,7 +187,7 @@ class _Builder:
 
 
 def sources() -> list[Path]:
-    return sorted(SOURCES.glob("*.c"))
+    return sorted(SOURCES.rglob("*.c"))
 
 
 def find_header() -> Path:
@@ -221,6 +221,5 @@ def _headers() -> Iterator[Path]:
 
 def _fingerprint(header: Path) -> str:
     options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, *GATE_FLAGS)
-    return compiled.fingerprint(
-        options, [HERE / "_generate.py", header, *sorted(SOURCES.iterdir())]
-    )
+    files = sorted(path for path in SOURCES.rglob("*") if path.is_file())
+    return compiled.fingerprint(options, [HERE / "_generate.py", header, *files])

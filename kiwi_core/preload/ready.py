@@ -54,9 +54,10 @@ def _pointer() -> Path:
     """Return the path of the pointer for these sources, named by their sizes and times: reading all
     of them takes longer than a kernel has."""
     digest = hashlib.sha256(os.uname().machine.encode())
-    for entry in sorted(os.scandir(_paths.SOURCES), key=lambda one: one.name):
-        found = entry.stat()
-        digest.update(f"{entry.path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    for folder, _, names in sorted(os.walk(_paths.SOURCES)):
+        for path in (os.path.join(folder, name) for name in sorted(names)):
+            found = os.stat(path)
+            digest.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
     return compiled.default_cache_dir() / f"ready-{digest.hexdigest()[:16]}"
 
 
