@@ -5,6 +5,11 @@
 
 #include "wire.h"
 
+/* ---- link.c, for the program's threads: what daemon.h promises ---- */
+void kp_link_want_lease(void);
+bool kp_link_want_room(uint64_t bytes, int64_t until_ns);
+void kp_link_books_changed(void);
+
 /* ---- link.c, for the pager thread ---- */
 bool kp_link_prepare(void); /* called by kp_link_start; false: the system lacks a resource */
 void kp_link_forked(void);  /* called in a forked child */

@@ -12,7 +12,6 @@
 
 #include "arena.h"
 #include "kiwi_preload.h"
-#include "link.h"
 #include "log.h"
 #include "pager.h"
 

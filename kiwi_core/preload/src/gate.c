@@ -18,8 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon.h"
 #include "kiwi_preload.h"
-#include "link.h"
 
 #define CLOSED ((uint32_t)KP_GATE_CLOSED)
 #define ARMED ((uint32_t)KP_GATE_ARMED)
@@ -155,7 +155,7 @@ static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32
         /* A shut gate counts, too: the program's memory may be out, and nothing else asks for the lease. Only a thread
          * that waits asks: nothing counts them, because a signal handler may leave the wait by siglongjmp(). */
         if ((state & (ARMED | SHUT)) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST))
-            kp_link_want_lease();
+            kp_daemon_want_lease();
         futex_wait(&kp_gate_state, state, kp_now_ns() + ASK_NS);
     }
 }

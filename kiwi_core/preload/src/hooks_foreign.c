@@ -7,6 +7,7 @@
 #include "hooks.h"
 
 #include "blocks.h"
+#include "daemon.h"
 #include "real.h"
 #include "room.h"
 #include "spare.h"
@@ -66,7 +67,7 @@ bool kp_foreign_removed(enum kp_foreign kind, uint64_t key) {
 static void driven_changed(int64_t bytes) {
     kp_books_add(&kp_totals.driven, bytes);
     if (bytes > 0) kp_need_grew();
-    kp_link_books_changed();
+    kp_daemon_books_changed();
 }
 
 void kp_driven_added(CUdeviceptr p, uint64_t bytes) {

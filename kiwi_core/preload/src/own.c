@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include "blocks.h"
+#include "daemon.h"
 #include "gate.h"
 #include "kiwi_preload.h"
-#include "link.h"
 #include "real.h"
 #include "room.h"
 
@@ -118,7 +118,7 @@ static CUresult with_room(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
 
 static void allocations_changed(void) {
     kp_arena_aim(__atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED));
-    kp_link_books_changed();
+    kp_daemon_books_changed();
 }
 
 CUresult kp_own_alloc(CUdeviceptr *p, size_t bytes) {

@@ -8,7 +8,6 @@
 #include "arena.h"
 #include "gate.h"
 #include "kiwi_preload.h"
-#include "link.h"
 #include "log.h"
 #include "own.h"
 

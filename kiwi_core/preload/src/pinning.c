@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "blocks.h"
+#include "daemon.h"
 #include "gate.h"
 #include "kiwi_preload.h"
-#include "link.h"
 #include "pieces.h"
 #include "real.h"
 #include "tested.h"
@@ -67,7 +67,7 @@ static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
     p->busy = false;
     if (ok) kp_piece_count(p, true);
     else refused = true, kp_arena_totals.refused++; /* no other try before the link changes a setting */
-    kp_link_books_changed();
+    kp_daemon_books_changed();
 }
 
 static struct kp_piece *next_to_free(void) {
@@ -97,7 +97,7 @@ static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
     *(p->pinned ? &kp_arena_totals.pinned : &kp_arena_totals.pageable) -= p->units * KP_ARENA_UNIT;
     kp_host_unmap(p->base, p->units * KP_ARENA_UNIT);
     free(p);
-    kp_link_books_changed();
+    kp_daemon_books_changed();
 }
 
 static void rest(void) { /* kp_arena_mu held */

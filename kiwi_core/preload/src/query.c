@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "blocks.h"
-#include "link.h"
+#include "daemon.h"
 #include "log.h"
 #include "real.h"
 
@@ -147,7 +147,7 @@ void kp_own_seen_foreign(enum kp_foreign kind, int64_t bytes_or_count) {
     if ((unsigned)kind >= KP_FOREIGN_KINDS) return;
     kp_books_add(&kp_totals.unowned[kind], bytes_or_count);
     if (bytes_or_count > 0) kp_need_grew();
-    kp_link_books_changed(); /* the daemon must know soon what must not be moved */
+    kp_daemon_books_changed(); /* the daemon must know soon what must not be moved */
 }
 
 void kp_own_books(struct kp_books *out) {
@@ -189,7 +189,7 @@ void kp_need_grew(void) { raise_to(&peak, all_allocated()); }
 void kp_need_lacked(uint64_t bytes) {
     if (kp_gpu.total_bytes && bytes > kp_gpu.total_bytes) return; /* no GPU could have given that */
     raise_to(&lacked, all_allocated() + bytes);
-    kp_link_books_changed();
+    kp_daemon_books_changed();
 }
 
 void kp_need_take(struct kp_need *need) {

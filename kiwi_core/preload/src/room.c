@@ -4,8 +4,8 @@
 #include <time.h>
 
 #include "blocks.h"
+#include "daemon.h"
 #include "kiwi_preload.h"
-#include "link.h"
 
 /* The wait may last until another notebook's burst ends; the daemon refuses earlier than this. */
 #define ROOM_WAIT_NS (15ll * 60 * 1000000000)
@@ -19,7 +19,7 @@ static bool ask(struct kp_room *room) {
     size_t g = kp_gpu.granularity ? kp_gpu.granularity : 1, bytes = (room->bytes + g - 1) / g * g;
     if (!room->asks || room->elsewhere || bytes > kp_gpu.total_bytes) return false;
     if (!room->until_ns) room->until_ns = kp_now_ns() + ROOM_WAIT_NS;
-    if (room->requests++ == ROOM_REQUESTS || !kp_link_want_room(bytes, room->until_ns)) return false;
+    if (room->requests++ == ROOM_REQUESTS || !kp_daemon_want_room(bytes, room->until_ns)) return false;
     room->scrubbed_ns = kp_now_ns() + SCRUB_WAIT_NS;
     return true;
 }

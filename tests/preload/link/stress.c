@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "arena.h"
+#include "daemon.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
@@ -81,10 +82,10 @@ static void *work(void *seed_) {
         MUST(settled());
         __atomic_fetch_add(&rounds, 1, __ATOMIC_RELAXED);
         if (rand_r(&seed) % 8 == 0) {
-            kp_link_want_room((uint64_t)rand_r(&seed), kp_now_ns() + rand_r(&seed) % 20000000);
+            kp_daemon_want_room((uint64_t)rand_r(&seed), kp_now_ns() + rand_r(&seed) % 20000000);
             MUST(settled());
         }
-        kp_link_books_changed();
+        kp_daemon_books_changed();
         kp_gate_leave(entered);
         entered = kp_gate_enter_other(); /* may pass while the gate is closed, but not while it is shut */
         MUST(!__atomic_load_n(&out, __ATOMIC_SEQ_CST) || __atomic_load_n(&leaving, __ATOMIC_SEQ_CST));

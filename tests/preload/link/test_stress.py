@@ -22,7 +22,7 @@ from pager_daemon import PagerDaemon, Peer
 from sanitizing import SOURCES, compile_with
 
 PROGRAM = Path(__file__).with_name("stress.c")
-PARTS = "fork gate log json json_write message place wire pager link protocol alone agent".split()
+PARTS = "daemon fork gate log json json_write message place wire pager link protocol alone agent".split()
 CONNECTIONS, ROUNDS = 4, 1000
 """Least connections that the program makes, and times that its threads pass the gate, before it
 ends: numbers and not a time, so that a slow machine does as much."""

@@ -43,10 +43,7 @@ static void load_real(void) {
 }
 bool kp_disabled(void) { return false; }
 bool kp_owning(void) { return true; }
-void kp_link_want_lease(void) {}
-void kp_link_books_changed(void) {}
 void kp_driven_context_gone(CUcontext ctx) { (void)ctx; }
-bool kp_link_want_room(uint64_t bytes, int64_t until_ns) { return (void)bytes, (void)until_ns, false; }
 void kp_log(bool warning, const char *format, ...) {
     va_list args;
     va_start(args, format);

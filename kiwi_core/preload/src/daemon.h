@@ -1,0 +1,31 @@
+/* What the gate and the owner ask of the daemon, and tell it. The link does this; it is a room above them, which they do
+ * not know (README.md). As long as no link has begun, nobody answers: a request for the lease is not heard, and there is
+ * no room. May be called by any thread. */
+#ifndef KP_DAEMON_H
+#define KP_DAEMON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Requests the lease. Called by a thread that waits at the gate, any number of times. */
+void kp_daemon_want_lease(void);
+
+/* Blocks the calling thread, which stands aside from the gate, until the daemon has made room (true:
+ * try again) or there will be none: the daemon says so, `until_ns` is over, there is no daemon, or the process
+ * exits. */
+bool kp_daemon_want_room(uint64_t bytes, int64_t until_ns);
+
+/* Notes that kp_own_books() has changed; cheap enough for each allocation. */
+void kp_daemon_books_changed(void);
+
+/* ---- for the link, at its start ---- */
+
+struct kp_daemon { /* the functions that do the above */
+    void (*want_lease)(void);
+    bool (*want_room)(uint64_t bytes, int64_t until_ns);
+    void (*books_changed)(void);
+};
+/* Has `link`, which is never freed or changed, do all of the above from now on. */
+void kp_daemon_through(const struct kp_daemon *link);
+
+#endif
