@@ -39,7 +39,7 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs")
 PRELOAD_FLAGS = (f"-Wl,--version-script={SOURCES / 'exports.map'}",)
 GATE_FLAGS = ("-DKP_GATE",)
-GATE_DIFFERS = ("bind.c", "driver.c", "find.c", "start.c")
+GATE_DIFFERS = ("bind.c", "driver.c", "find.c", "start.c", "switches.c")
 """Sources that are compiled again, with ``GATE_FLAGS``, for the library named like the driver."""
 LIBRARIES = ("-ldl", "-pthread")  # an older glibc needs these; in a newer one they are empty
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}

@@ -173,11 +173,11 @@ def _real(header: Header) -> str:
     lines = [
         "/* Generated: the driver's own functions, as a program that includes cuda.h means them. */"
     ]
-    lines += ["#ifndef KP_REAL_H", "#define KP_REAL_H", "#include <cuda.h>", "#include <stdbool.h>"]
+    lines += ["#ifndef KP_REAL_H", "#define KP_REAL_H", "#include <cuda.h>"]
     lines += ["struct kp_real {"]
     lines += [f"    __typeof__({name}) *{name};" for name in header.public]
     lines += ["};", "/* Members are NULL where the driver has no such function. */"]
-    lines += ["extern struct kp_real kp_real;", "bool kp_real_ready(void);"]
+    lines += ["extern struct kp_real kp_real;"]
     lines += ["#ifdef KP_REAL_NAMES /* in the order of the struct */"]
     lines += ["static const char *const kp_real_names[] = {"]
     lines += [f'    "{name}",' for name in header.public]

@@ -26,7 +26,7 @@
 #include "driver.h"
 #include "hooks.h"
 #include "log.h"
-#include "real.h"
+#include "start.h"
 
 #ifndef KP_GATE
 

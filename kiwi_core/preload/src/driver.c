@@ -14,8 +14,8 @@
 #include "log.h"
 #define KP_REAL_NAMES
 #include "real.h"
+#include "start.h"
 
-struct kp_real kp_real;
 static struct link_map *driver; /* written once, when the tables are filled */
 
 bool kp_real_ready(void) { return __atomic_load_n(&driver, __ATOMIC_ACQUIRE) != NULL; }

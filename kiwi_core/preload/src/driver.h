@@ -20,6 +20,8 @@ bool kp_is_the_drivers_library(const char *path);
 /* Looks a name up in the library that the address belongs to, and in what that library was loaded with. */
 void *kp_look_up_beside(const void *address, const char *name);
 bool kp_same_library(const void *one, const void *other);
+/* Returns whether kp_real is filled. */
+bool kp_real_ready(void);
 /* Looks for a libcuda that is loaded although no look-up of it came through this library. */
 bool kp_driver_find(void);
 /* Returns whether a libcuda is loaded whose calls bypass this library: a program can load one by its path. */

@@ -2,6 +2,7 @@
  * that is destroyed must let the pager leave first. */
 #include "hooks.h"
 #include "real.h"
+#include "start.h"
 
 /* Records a new context. This calls the driver, so it must be counted as part of the call that made the context. */
 static CUresult made(CUresult result, CUcontext context, CUdevice device) {

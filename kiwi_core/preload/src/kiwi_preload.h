@@ -44,24 +44,12 @@ void kp_at_fork(void (*handler)(void));
  * the gate. */
 void kp_check_fork(void);
 
-/* start.c: the life of the library in this process. */
+/* switches.c: what the library does in this process. */
 
 /* Returns true if Kiwi does nothing here: KIWI_DISABLE=1, or a fork of a process that used the GPU. */
 bool kp_disabled(void);
+void kp_disable(void); /* in such a child; for good */
 /* Returns false if the library is only a gate (KIWI_PRELOAD_OWN=0). */
 bool kp_owning(void);
-/* Notes that the program is about to create a context; called outside of the driver. A context takes GPU
- * memory, so a library that owns no memory first learns from the daemon whether it is its turn. */
-void kp_context_before_create(int device);
-/* Notes that a context was created on this device; then, outside of the driver, kp_context_start_link starts the
- * link for the first one. */
-void kp_context_created(int device);
-void kp_context_start_link(void);
-/* Notes a context of this thread that was created before the driver was found, by a library's constructor, and starts
- * the link for it. Called once, when libraries are bound to the wrappers. */
-void kp_context_found(void);
-/* Note that libcuda was found, and that cuInit succeeded. */
-void kp_driver_used(void);
-void kp_driver_initialised(void);
 
 #endif
