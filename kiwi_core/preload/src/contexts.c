@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "blocks.h"
+#include "foreign.h"
 #include "kiwi_preload.h"
 #include "real.h"
 

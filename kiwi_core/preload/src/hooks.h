@@ -48,11 +48,4 @@ void kp_capture_begun(CUstream stream);
 void kp_capture_ended(CUstream stream); /* asks the driver whether the capture has ended */
 void kp_capture_dropped(CUstream stream);
 
-/* hooks_foreign.c: record memory that Kiwi cannot own, by its address or handle. */
-void kp_foreign_added(enum kp_foreign kind, uint64_t key, uint64_t bytes);
-/* Records an allocation that is left to the driver, in the current context. For calls inside the gate. */
-void kp_driven_added(CUdeviceptr p, uint64_t bytes);
-void kp_driven_removed(CUdeviceptr p);
-bool kp_foreign_removed(enum kp_foreign kind, uint64_t key); /* false: the memory was never recorded */
-
 #endif

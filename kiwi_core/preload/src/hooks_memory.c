@@ -1,6 +1,7 @@
 /* Allocation, free and inspection: the owner's functions in place of the driver's. */
 #include "hooks.h"
 
+#include "foreign.h"
 #include "real.h"
 #include "spare.h"
 

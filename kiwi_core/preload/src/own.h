@@ -77,7 +77,6 @@ struct kp_need {
     uint64_t peak;   /* the most since the last kp_need_take */
     uint64_t lacked; /* the most that an allocation would have led to for which there was no memory; 0: none failed */
 };
-void kp_driven_context_gone(CUcontext ctx); /* a context has taken its memory with it */
 void kp_need_take(struct kp_need *need);
 void kp_need_grew(void);                /* after the books have grown */
 void kp_need_lacked(uint64_t bytes);    /* after an allocation of so much has failed for lack of memory */

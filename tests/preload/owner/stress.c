@@ -43,7 +43,6 @@ static void load_real(void) {
 }
 bool kp_disabled(void) { return false; }
 bool kp_owning(void) { return true; }
-void kp_driven_context_gone(CUcontext ctx) { (void)ctx; }
 void kp_log(bool warning, const char *format, ...) {
     va_list args;
     va_start(args, format);

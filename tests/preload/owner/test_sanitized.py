@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("stress.c")
 SOURCES = (
     *("own.c", "query.c", "contexts.c", "physical.c", "table.c", "slab.c", "arena.c", "pinning.c"),
     *("host_memory.c", "pass.c", "move_out.c", "move_in.c", "settle.c"),
-    *("daemon.c", "fork.c", "gate.c", "room.c"),
+    *("foreign.c", "daemon.c", "fork.c", "gate.c", "room.c"),
 )
 TESTED = ("check.c", "fault.c")
 STEPS = {"address,undefined": "120", "thread": "80"}
