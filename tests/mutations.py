@@ -187,19 +187,19 @@ MUTATIONS = (
     ),
     # The gate and the moves of the library
     Mutation(
-        "kiwi_core/preload/src/gate.c",
+        "kiwi_core/preload/src/gate/gate.c",
         "        if (!wait_until(nobody_inside, until_ns)) break;\n",
         "",
         "tests/preload/link/test_shut.py tests/preload/interposer",
     ),
     Mutation(
-        "kiwi_core/preload/src/gate.c",
+        "kiwi_core/preload/src/gate/gate.c",
         "    bool good = wait_until(nobody_at_all, until_ns);",
         "    bool good = true;",
         "tests/preload/link/test_shut.py tests/preload/interposer",
     ),
     Mutation(
-        "kiwi_core/preload/src/gate.c",
+        "kiwi_core/preload/src/gate/gate.c",
         "        if ((state & (ARMED | SHUT)) && !__atomic_exchange_n",
         "        if ((state & ARMED) && !__atomic_exchange_n",
         "tests/preload/link/test_shut.py tests/preload/interposer",

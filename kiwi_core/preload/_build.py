@@ -39,7 +39,9 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs")
 PRELOAD_FLAGS = (f"-Wl,--version-script={SOURCES / 'exports.map'}",)
 GATE_FLAGS = ("-DKP_GATE",)
-GATE_DIFFERS = ("bind.c", "driver.c", "find.c", "start.c", "switches.c")
+GATE_DIFFERS = (
+    *("base/switches.c", "hooks/bind.c", "hooks/driver.c", "hooks/find.c", "hooks/start.c"),
+)
 """Sources that are compiled again, with ``GATE_FLAGS``, for the library named like the driver."""
 LIBRARIES = ("-ldl", "-pthread")  # an older glibc needs these; in a newer one they are empty
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
@@ -147,7 +149,7 @@ class _Builder:
         # Sanitizers take longer over a thousand forwarders that all look the same than over
         # everything that somebody wrote.
         plain = ["-O0", "-fno-sanitize=all"] if self._sanitize else []
-        forwarders = self._compile([self._work / "calls.c"], *plain)
+        forwarders = self._compile([self._work / "hooks/calls.c"], *plain)
         objects = dict(zip(self._sources, self._compile(self._sources), strict=True))
         self._link(output, NAME, [*PRELOAD_FLAGS, *forwarders, *objects.values()])
         if self._sanitize:
@@ -169,7 +171,7 @@ class _Builder:
         directory = Path(tempfile.mkdtemp(dir=self._work))
         common = [*self._compiler, *FLAGS, *self._more, *flags, "-isystem"]
         common += [str(self._header.parent), "-iquote", str(SOURCES)]
-        common += ["-iquote", str(self._work), "-c"]  # (link.h is the system's, too)
+        common += ["-iquote", str(self._work), "-c"]
         objects = [directory / f"{file.parent.name}-{file.stem}.o" for file in files]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             jobs = [

@@ -9,15 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent.h"
-#include "alone.h"
-#include "arena.h"
-#include "gate.h"
-#include "json.h"
-#include "log.h"
-#include "move.h"
-#include "own.h"
-#include "pager.h"
+#include "base/log.h"
+#include "gate/gate.h"
+#include "link/agent.h"
+#include "link/alone.h"
+#include "link/json.h"
+#include "link/pager.h"
+#include "owner/arena.h"
+#include "owner/move.h"
+#include "owner/own.h"
 
 #define MUST(condition)                                                                          \
     do {                                                                                         \

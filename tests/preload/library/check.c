@@ -1,6 +1,6 @@
 /* Checks the books against the table. */
-#include "blocks.h"
-#include "own.h"
+#include "owner/blocks.h"
+#include "owner/own.h"
 #include "testing.h"
 
 static void recount(struct kp_block *b, void *arg) {

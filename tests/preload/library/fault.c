@@ -1,4 +1,4 @@
-#include "pieces.h"
+#include "owner/pieces.h"
 #include "testing.h"
 
 #include <pthread.h>

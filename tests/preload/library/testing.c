@@ -1,11 +1,11 @@
 /* Functions that tests call through ctypes: the pager's moves by hand, without a daemon. */
 #include <stdio.h>
 
-#include "arena.h"
-#include "gate.h"
-#include "kiwi_preload.h"
-#include "move.h"
-#include "own.h"
+#include "base/kiwi_preload.h"
+#include "gate/gate.h"
+#include "owner/arena.h"
+#include "owner/move.h"
+#include "owner/own.h"
 #include "testing.h"
 
 #define TEST(type) KP_API __attribute__((used)) type

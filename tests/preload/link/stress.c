@@ -10,13 +10,13 @@
 #include <string.h>
 #include <time.h>
 
-#include "arena.h"
-#include "daemon.h"
-#include "gate.h"
-#include "kiwi_preload.h"
-#include "link.h"
-#include "move.h"
-#include "own.h"
+#include "base/daemon.h"
+#include "base/kiwi_preload.h"
+#include "gate/gate.h"
+#include "link/link.h"
+#include "owner/arena.h"
+#include "owner/move.h"
+#include "owner/own.h"
 
 #define MUST(condition)                                                                              \
     do {                                                                                             \

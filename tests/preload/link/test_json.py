@@ -42,8 +42,9 @@ class Out(Structure):
 @pytest.fixture(scope="module")
 def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     target = tmp_path_factory.mktemp("json") / "json.so"
-    sources = [str(SOURCES / name) for name in ("json.c", "json_write.c")]
+    sources = [str(SOURCES / name) for name in ("link/json.c", "link/json_write.c")]
     command = [*compiled.find_compiler(), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+    command += ["-iquote", str(SOURCES)]
     subprocess.run([*command, "-shared", "-fPIC", "-o", str(target), *sources], check=True)
     library = ctypes.CDLL(str(target))
     library.kp_json_read.argtypes = [c_char_p, c_size_t, POINTER(Field), c_size_t]

@@ -11,15 +11,15 @@
 
 #include <cuda.h>
 
-#include "arena.h"
-#include "blocks.h"
-#include "gate.h"
-#include "kiwi_preload.h"
-#include "log.h"
-#include "move.h"
-#include "own.h"
+#include "base/kiwi_preload.h"
+#include "base/log.h"
+#include "gate/gate.h"
+#include "owner/arena.h"
+#include "owner/blocks.h"
+#include "owner/move.h"
+#include "owner/own.h"
 #define KP_REAL_NAMES
-#include "real.h"
+#include "base/real.h"
 #include "testing.h"
 
 #define CHECK(call)                                                                                    \
@@ -34,7 +34,6 @@
 
 /* ---- in place of the rest of the library ---- */
 
-struct kp_real kp_real;
 static void load_real(void) {
     void **member = (void **)&kp_real, *driver = dlopen("libcuda.so.1", RTLD_NOW);
     MUST(driver || dlsym(RTLD_DEFAULT, "cuInit"));

@@ -15,11 +15,7 @@ from kiwi_core.emulator import _build as emulator_build
 from kiwi_core.preload import _build, _generate
 
 PROGRAM = Path(__file__).with_name("stress.c")
-SOURCES = (
-    *("own.c", "query.c", "contexts.c", "physical.c", "table.c", "slab.c", "arena.c", "pinning.c"),
-    *("host_memory.c", "pass.c", "move_out.c", "move_in.c", "settle.c"),
-    *("foreign.c", "daemon.c", "fork.c", "gate.c", "room.c"),
-)
+SOURCES = ("base/daemon.c", "base/fork.c", "base/real.c", "gate/*.c", "owner/*.c")
 TESTED = ("check.c", "fault.c")
 STEPS = {"address,undefined": "120", "thread": "80"}
 
@@ -61,8 +57,9 @@ def test_no_sanitizer_complains(tmp_path, generated, sanitizers):
     )
     command += ["-isystem", str(_build.find_header().parent)]
     command += ["-iquote", str(generated), "-iquote", str(_build.SOURCES)]
+    command += [flag for flag in _build.FLAGS if flag.startswith("-D")]
     command += ["-DKP_TESTED", "-iquote", str(PARTS)]
-    own = [PROGRAM, *(_build.SOURCES / name for name in SOURCES)]
+    own = [PROGRAM, *(path for names in SOURCES for path in sorted(_build.SOURCES.glob(names)))]
     own += [PARTS / name for name in TESTED]
     objects += compile_all(tmp_path, command, sanitize, own)
     target = str(tmp_path / "program")

@@ -1,4 +1,0 @@
-/* The driver's own functions, for all rooms; driver.c finds them. */
-#include "real.h"
-
-struct kp_real kp_real;
