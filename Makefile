@@ -82,8 +82,9 @@ lint: $(READY)  ## ruff: rules and formatting
 types: $(READY)  ## mypy --strict
 	@$(STEP) types $(BIN)/mypy
 
-imports: $(READY)  ## import-linter: who may import what
+imports: $(READY)  ## import-linter: who may import what; the same for the rooms of the C library
 	@$(STEP) imports $(BIN)/lint-imports --no-cache
+	@$(STEP) rooms $(BIN)/python .ci/rooms.py
 
 # Nothing is kept from the last build: Sphinx does not repeat the warnings of pages that are unchanged.
 SPHINX := $(BIN)/sphinx-build --fresh-env --write-all --nitpicky --quiet --conf-dir docs \

@@ -39,6 +39,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *DOCS.rglob("*.md"),
         ROOT / "kiwi_core/emulator/README.md",
+        ROOT / "kiwi_core/preload/src/README.md",
     ]
 )
 LINK = re.compile(r"\[[^\]\[]+\]\(([^)\s]+)\)")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "kiwi_core/emulator/README.md"}
+READMES = (ROOT / f"kiwi_core/{name}/README.md" for name in ("emulator", "preload/src"))
+PAGES = {*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *READMES}
 
 
 @cache

@@ -67,8 +67,8 @@ def commands_of_test() -> str:
 
 
 TOOLS = (
-    "ruff check", "ruff format", "mypy", "lint-imports", "coverage", "sphinx-build", "run lint",
-    "run types",
+    "ruff check", "ruff format", "mypy", "lint-imports", "rooms.py", "coverage", "sphinx-build",
+    "run lint", "run types",
 )  # fmt: skip
 
 

@@ -228,6 +228,13 @@ def metadata(wheel: Path) -> Message:
         return message_from_string(archive.read(name).decode())
 
 
+def tracked(*folders: str) -> set[str]:
+    done = subprocess.run(
+        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
+
+
 def test_the_wheel_says_what_people_look_for(tmp_path: Path) -> None:
     wheel = built(ROOT, "wheel", tmp_path)
     found = metadata(wheel)
@@ -246,6 +253,7 @@ def test_the_wheel_says_what_people_look_for(tmp_path: Path) -> None:
     assert found.get_all("License-File") == ["LICENSE", "NOTICE"]
     names = zipfile.ZipFile(wheel).namelist()
     assert {"kiwi_core/py.typed", "kiwi_jupyter/py.typed"} <= set(names)
+    assert tracked("kiwi_core", "kiwi_jupyter") <= set(names), "C sources, in their folders, too"
 
 
 @pytest.mark.parametrize("address", ["", "https://forge.example/kiwi"])
@@ -284,9 +292,7 @@ def test_the_source_distribution_has_the_sources_and_nothing_that_was_fetched(
         names = {name.partition("/")[2] for name in found.getnames()}
     assert archive.stat().st_size < 3 << 20
     assert not [name for name in names if "node_modules" in name or "__pycache__" in name]
-    listed = ["git", "ls-files", "kiwi_core", "kiwi_jupyter", "packaging", "labextension/src"]
-    done = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True)
-    assert {name for name in done.stdout.splitlines() if (ROOT / name).is_file()} <= names
+    assert tracked("kiwi_core", "kiwi_jupyter", "packaging", "labextension/src") <= names
 
 
 def test_the_conda_recipe_requires_what_the_package_requires() -> None:

@@ -15,7 +15,8 @@ void kp_daemon_want_lease(void);
  * exits. */
 bool kp_daemon_want_room(uint64_t bytes, int64_t until_ns);
 
-/* Notes that kp_own_books() has changed; cheap enough for each allocation. */
+/* Notes that kp_own_books() has changed; cheap enough for each allocation. Locks nothing: it may be called under any
+ * lock. */
 void kp_daemon_books_changed(void);
 
 /* ---- for the link, at its start ---- */
