@@ -59,8 +59,8 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     ``arena_bytes`` is all the system RAM that it holds: what is paged out and what it reserves.
     ``held_bytes`` are the process's allocations in the GPU, by the library's own count (contexts
     apart), ``peak_bytes`` the most of all allocations since the last state, and ``lacked_bytes``
-    what they would have come to, had an allocation not failed since then for lack of memory. No
-    answer."""
+    what they would have come to since then, had an allocation not failed for lack of memory, or had
+    one that took a share of what was free had the GPU for itself. No answer."""
 
     state: LibraryState
     resident_bytes: Count = 0

@@ -45,11 +45,12 @@ NOT_COMPILED: Final = (
 class DriverGate:
     """The gate of this kernel. ``prepare`` is called when the kernel starts, ``before_driver``
     before Kiwi loads a driver itself. ``why`` says why there is no gate; "": there is one, or there
-    is no driver.
+    is no driver. ``real`` is the driver that programs find by its name; "": none.
     """
 
     def __init__(self) -> None:
         self.why = ""
+        self.real = ""
         self._in_front = False
         """Whether the gate is in this process, and there is a driver behind it (loaded or not)."""
         self._ask: Callable[[], int] | None = None
@@ -73,10 +74,11 @@ class DriverGate:
 
     def prepare(self) -> None:
         """Load the gate, if this machine has a driver."""
-        if not (real := _real_driver()):
+        self.real = _real_driver()
+        if not self.real:
             return
         if not preload.guarded():
-            self._guard(real)
+            self._guard(self.real)
         self._in_front = preload.guarded()
 
     def before_driver(self, real: str) -> bool:

@@ -321,7 +321,9 @@ class KernelSession:
         return sockets[0]
 
     def _emulate(self, emulation: Emulation, gpu_name: str) -> None:
-        """Use the daemon's emulated driver, if no other one is loaded yet."""
+        """Use the daemon's emulated driver, if no other one is loaded yet. A kernel that was
+        started where it is found by name reaches it as it would a real one: nothing is loaded.
+        """
         from kiwi_core.client.client import loaded_cuda_library
 
         loaded = loaded_cuda_library()
@@ -341,8 +343,9 @@ class KernelSession:
             emulation.libcuda, emulation.libnvml, before=os.environ.get("LD_LIBRARY_PATH", "")
         )
         try:
-            gated = self._driver_gate.before_driver(emulation.libcuda)
-            emulator.load(None if gated else emulation.libcuda, emulation.libnvml)
+            if not _same_file(self._driver_gate.real, emulation.libcuda):
+                gated = self._driver_gate.before_driver(emulation.libcuda)
+                emulator.load(None if gated else emulation.libcuda, emulation.libnvml)
         except OSError as error:
             raise CallerError(
                 "no-emulator",

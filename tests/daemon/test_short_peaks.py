@@ -71,3 +71,52 @@ def test_an_allocation_that_failed_is_a_need(start: Start, program: Program) -> 
         brief(one, 140)  # it goes in turns now
     runner.stop_burst()
     assert runner.intact()
+
+
+PREALLOCATE = """
+begin(); init()
+told = ck(driver.cuMemGetInfo())
+q = alloc(int(told[0] * {share}))
+client.end_burst()
+"""
+
+
+@pytest.mark.parametrize("pager", ["0", "1"], ids=["gate", "owner"])
+def test_what_takes_a_share_of_what_is_free_needs_that_share_of_the_gpu(
+    start: Start, program: Program, pager: str
+) -> None:
+    daemon = start("1x256MiB", "--anti-thrash", "off")
+    runner = program(daemon, 120)
+    one = program(daemon, environment={"KIWI_PRELOAD_OWN": pager})
+    runner.start_burst()
+    one.worker.do(PREALLOCATE.format(share=0.75))
+    assert one.worker.get("told[0]") < 136 * MIB, "the runner has the rest"
+    daemon.wait_for(lambda _: peak_mib(daemon, one) >= 180, "what it would take alone is learnt")
+    assert peak_mib(daemon, one) <= 192
+    runner.stop_burst()
+    assert runner.intact()
+
+
+def test_an_allocation_that_is_small_beside_what_is_free_needs_its_size(
+    start: Start, program: Program
+) -> None:
+    daemon = start("1x256MiB", "--anti-thrash", "off")
+    runner, one = program(daemon, 120), program(daemon)
+    runner.start_burst()
+    one.worker.do(PREALLOCATE.format(share=0.3))
+    daemon.wait_for(lambda _: peak_mib(daemon, one) >= 38, "the peak is learnt")
+    assert peak_mib(daemon, one) < 60
+    runner.stop_burst()
+
+
+def test_bursts_that_only_look_do_not_make_it_small(start: Start, program: Program) -> None:
+    """It then takes nearly everything, as JAX and TensorFlow do, and gets the GPU for itself."""
+    daemon = start("1x512MiB")
+    runner, one = program(daemon, 200), program(daemon)
+    runner.start_burst()
+    for look in ("ck(driver.cuInit(0))", "init()", "ck(driver.cuMemGetInfo())"):
+        one.worker.do(f"begin(); {look}; client.end_burst()")
+    one.worker.do(PREALLOCATE.format(share=0.9))
+    assert one.worker.get("told[0]") > 480 * MIB
+    assert runner.stop_burst() > 0
+    assert runner.intact()

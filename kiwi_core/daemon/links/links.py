@@ -230,11 +230,11 @@ class Links:
 
     def seen(self, target: Target, seen: Observation) -> None:
         """Learn what the contexts of its linked processes take: the least that NVML has counted
-        beyond what their libraries count. (Their reports are up to 250 ms old.)"""
+        beyond what their libraries count."""
         in_gpu = {one.ref: one.resident_bytes for one in seen.processes if one.resident_bytes}
         for link in self.of(target.session):
             if link.connected and link.ref in in_gpu:
-                link.sees_context(max(0, in_gpu[link.ref] - link.report.held_bytes))
+                link.sees_context(in_gpu[link.ref])
 
     def done(self, link: Link, answer: PagerDone) -> bool:
         """Call ``link.done`` with no more bytes than the GPU has."""

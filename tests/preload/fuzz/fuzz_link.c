@@ -58,7 +58,8 @@ void kp_gate_open(void) {
 void kp_gate_arm(bool now) { armed = now; }
 bool kp_gate_is_armed(void) { return armed; }
 bool kp_gate_capturing(void) { return false; }
-void kp_gate_stand_aside(bool aside) { (void)aside; }
+bool kp_gate_stand_aside(void) { return false; }
+void kp_gate_come_back(void) {}
 
 static void answer(struct kp_outcome *o) {
     memset(o, 0xAA, sizeof *o); /* the caller must not read a member that is not set below */

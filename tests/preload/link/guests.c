@@ -16,6 +16,7 @@ static void *context;
 static int (*fill)(unsigned long long, unsigned char, size_t);
 static int (*alloc)(unsigned long long *, size_t);
 static int (*count_gpus)(int *);
+static int (*release)(int);
 
 #define CALL(name, params, args)                                                                     \
     do {                                                                                             \
@@ -35,6 +36,14 @@ static void leave_a_call(void) {
     signal(SIGUSR1, leave);
     if (sigsetjmp(out, 1)) puts("left");
     else printf("came back %d\n", fill(p, 1, 4096));
+}
+
+/* Likewise, in the wait for room. */
+static void leave_an_allocation(void) {
+    unsigned long long q;
+    signal(SIGUSR1, leave);
+    if (sigsetjmp(out, 1)) puts("left");
+    else printf("came back %d\n", alloc(&q, 256 << 20)); /* the whole GPU: the context has a part of it */
 }
 
 /* A child that was made without the handlers of fork(): it ends, or calls the driver first. */
@@ -64,11 +73,14 @@ int main(void) {
     fill = (int (*)(unsigned long long, unsigned char, size_t))dlsym(driver, "cuMemsetD8_v2");
     alloc = (int (*)(unsigned long long *, size_t))dlsym(driver, "cuMemAlloc_v2");
     count_gpus = (int (*)(int *))dlsym(driver, "cuDeviceGetCount");
+    release = (int (*)(int))dlsym(driver, "cuDevicePrimaryCtxRelease_v2");
     setlinebuf(stdout);
     puts("begun");
     while (scanf("%63s", word) == 1) {
         if (!strcmp(word, "fill")) printf("filled %d\n", fill(p, 1, 4096));
         else if (!strcmp(word, "leave")) leave_a_call();
+        else if (!strcmp(word, "leave-alloc")) leave_an_allocation();
+        else if (!strcmp(word, "release")) printf("released %d\n", release(0));
         else if (!strcmp(word, "_fork")) make_a_child(0, 0);
         else if (!strcmp(word, "clone")) make_a_child(1, 0);
         else if (!strcmp(word, "_fork-calls")) make_a_child(0, 1);

@@ -97,6 +97,28 @@ def test_a_wait_that_a_signal_handler_leaves_counts_no_more(
     assert guest.hears() == "filled 0"
 
 
+def test_a_wait_for_room_that_a_signal_handler_leaves(
+    stage: Stage, start: Callable[..., Guest]
+) -> None:
+    """Nothing is left of it: no request, no thread in the count, nobody who holds the context."""
+    stage.daemon.grants_room = None
+    guest, peer = start(), stage.daemon.peer()
+    for asked in (1, 2):
+        guest.tell("leave-alloc")
+        peer.await_received("want-room", asked)
+        guest.process.send_signal(signal.SIGUSR1)
+        assert guest.hears() == "left"
+    peer.say("room", request=peer.of("want-room")[0]["request"], granted=True, detail="")
+    assert peer.do("hold")["outcome"] == "moved"
+    guest.tell("fill")
+    peer.await_received("want-lease")
+    peer.begin("free")
+    assert guest.hears() == "filled 0"
+    guest.tell("release")
+    assert guest.hears() == "released 0"
+    assert len(peer.of("want-room")) == 2
+
+
 @pytest.mark.parametrize("how", ["_fork", "clone"])
 @pytest.mark.parametrize("gate", ["open", "armed", "out"])
 @pytest.mark.parametrize("more", [{}, GATE_ONLY], ids=["owning", "gate-only"])

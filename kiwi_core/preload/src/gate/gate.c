@@ -52,7 +52,7 @@ __thread struct kp_seat *kp_gate_seat __attribute__((tls_model("initial-exec")))
 static __thread struct {
     struct kp_seat *seat; /* the thread's own, or the standing one; NULL: none yet */
     uint8_t standing;     /* KP_GATED, KP_OTHER: the thread is inside, without a seat of its own */
-    uint8_t aside, exempt;
+    uint8_t exempt;
 } self __attribute__((tls_model("initial-exec")));
 
 static pthread_key_t leaving; /* its destructor gives the seat back */
@@ -118,13 +118,23 @@ static inline uint32_t *standing(uint32_t kind) {
     return kind == KP_GATED ? &gate.standing.inside : &gate.standing_other;
 }
 
+/* Notes for this thread where it is, before its seat says so: a signal handler that calls here must not free the seat. */
+static inline void note(struct kp_seat *seat, uint32_t where) {
+    bool own = __builtin_expect(seat != &gate.standing, 1);
+    kp_gate_seat = own && where == KP_OUTSIDE ? seat : NULL;
+    self.standing = own ? 0 : (uint8_t)where;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
 static inline void sit(struct kp_seat *seat, uint32_t kind) {
+    note(seat, kind);
     if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, kind, __ATOMIC_RELAXED);
     else __atomic_fetch_add(standing(kind), 1, __ATOMIC_SEQ_CST);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
 static inline void rise(struct kp_seat *seat, uint32_t kind) {
+    note(seat, KP_OUTSIDE);
     if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, 0, __ATOMIC_RELEASE);
     else __atomic_fetch_sub(standing(kind), 1, __ATOMIC_SEQ_CST);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
@@ -177,8 +187,6 @@ static bool enter(uint32_t minds) {
         wait_to_enter(seat, minds);
     }
     if (kind == KP_GATED) kp_count_passage();
-    kp_gate_seat = NULL;
-    self.standing = seat == &gate.standing ? (uint8_t)kind : 0;
     return true;
 }
 
@@ -189,21 +197,17 @@ bool kp_gate_enter_capture(void) { return enter(CLOSED | ARMED | CLOSING); }
 void kp_gate_leave(bool entered) {
     if (!entered) return;
     struct kp_seat *seat = self.seat;
-    if (seat != &gate.standing) {
-        kp_gate_step_out(seat);
-        return;
-    }
-    uint32_t kind = self.standing;
-    self.standing = 0;
-    rise(seat, kind);
+    if (seat == &gate.standing) rise(seat, self.standing);
+    else kp_gate_step_out(seat);
 }
 
-void kp_gate_stand_aside(bool out) {
-    if (self.exempt || !counted() || self.aside == out) return;
-    self.aside = out;
-    if (out) rise(self.seat, KP_GATED);
-    else wait_to_enter(self.seat, CLOSED);
+bool kp_gate_stand_aside(void) {
+    if (self.exempt || !counted()) return false;
+    rise(self.seat, KP_GATED);
+    return true;
 }
+
+void kp_gate_come_back(void) { wait_to_enter(self.seat, CLOSED); }
 
 void kp_gate_exempt(void) {
     self.exempt = 1;

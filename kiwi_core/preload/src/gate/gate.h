@@ -28,9 +28,11 @@ bool kp_gate_enter(void);
 bool kp_gate_enter_other(void);
 void kp_gate_leave(bool entered);
 
-/* Takes a thread that waits for room out of the count (true), or counts it again (false), waiting while the
- * gate is closed. Has no effect on a thread that is not inside. */
-void kp_gate_stand_aside(bool out);
+/* Takes a thread that waits for room out of the count, as if its call had ended: a signal handler may leave the wait by
+ * siglongjmp(). Returns false if the thread is not counted. Otherwise kp_gate_come_back counts it again, waiting
+ * while the gate is closed. */
+bool kp_gate_stand_aside(void);
+void kp_gate_come_back(void);
 
 /* Lets this thread always pass the gate, uncounted: for the pager and its helpers. */
 void kp_gate_exempt(void);

@@ -49,5 +49,5 @@ HOOK(COUNTED, cuMemFree_v2, (CUdeviceptr p), kp_owning() ? kp_own_free(p) : driv
     kp_foreign_removed(KP_FOREIGN_POOL, p);
     kp_foreign_removed(KP_FOREIGN_MANAGED, p);
 })
-HOOK(COUNTED, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes),
-     kp_owning() ? kp_own_mem_info(free_bytes, total_bytes) : real(free_bytes, total_bytes))
+HOOK(COUNTED, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), real(free_bytes, total_bytes),
+     if (result == CUDA_SUCCESS && free_bytes && total_bytes) kp_need_told(*free_bytes, *total_bytes))

@@ -3,8 +3,13 @@
 #define _GNU_SOURCE
 #include "link/link.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/kiwi_preload.h"
@@ -14,14 +19,19 @@
 
 static const int64_t WITHOUT_DAEMON_NS = 30 * (int64_t)1000000000; /* the daemon may be restarted meanwhile */
 
-struct room_request { /* on the stack of the thread that waits */
+/* A signal handler may leave the wait for room by siglongjmp(). So the waiting thread holds no lock and nobody points
+ * into its stack: it knows its request by number, and renews it each second. What is not renewed is dropped. */
+static const int64_t RENEW_NS = 1 * (int64_t)1000000000, LEFT_NS = 5 * (int64_t)1000000000;
+
+struct room_request {
     struct room_request *next;
     uint64_t request, bytes;
+    int64_t renewed_ns;
     bool asked, answered, granted;
 };
 
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
-static pthread_cond_t changed;                         /* on CLOCK_MONOTONIC */
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; see lock() */
+static uint32_t changes;                               /* a futex: grows when a waiting thread should look again */
 static struct room_request *room_requests;
 static uint64_t last_request;
 static bool connected, ended;
@@ -49,36 +59,74 @@ void kp_link_books_changed(void) {
     if (__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) raise_flag(&books_changed);
 }
 
-static void forget(struct room_request *asker) {
-    struct room_request **at = &room_requests;
-    while (*at != asker) at = &(*at)->next;
-    *at = asker->next;
+/* No signal handler leaves a thread that holds the mutex. */
+static void lock(sigset_t *before) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, before);
+    pthread_mutex_lock(&mu);
 }
 
-static bool await(struct room_request *asker, int64_t until_ns) {
-    while (!asker->answered && !ended) {
-        int64_t alone_ns = away_since_ns + WITHOUT_DAEMON_NS;
-        int64_t limit_ns = connected || until_ns < alone_ns ? until_ns : alone_ns;
-        if (kp_now_ns() >= limit_ns) break;
-        struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
-        pthread_cond_timedwait(&changed, &mu, &limit);
+static void unlock(const sigset_t *before) {
+    pthread_mutex_unlock(&mu);
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
+static void call_all(void) { /* mu held: lets all that wait for room look again */
+    __atomic_fetch_add(&changes, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &changes, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, NULL, NULL, 0);
+}
+
+static void drop_left(int64_t now_ns) { /* mu held */
+    for (struct room_request **at = &room_requests, *r; (r = *at);) {
+        if (now_ns - r->renewed_ns < LEFT_NS) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        free(r);
     }
-    return asker->granted;
+}
+
+/* Returns where the request is, or a new one; mu held. NULL: no memory. */
+static struct room_request **find_or_ask(uint64_t *number, uint64_t bytes) {
+    struct room_request **at = &room_requests, *new;
+    while (*at && (*at)->request != *number) at = &(*at)->next;
+    if (*at) return at;
+    if (!(new = malloc(sizeof *new))) return NULL;
+    *number = ++last_request;
+    *new = (struct room_request){.next = room_requests, .request = *number, .bytes = bytes};
+    room_requests = new;
+    kp_link_wake();
+    return &room_requests;
+}
+
+/* Returns whether the wait for room is over; else renews the request. `*seen` is for the futex. */
+static bool look(uint64_t *number, uint64_t bytes, int64_t until_ns, bool *granted, uint32_t *seen) {
+    sigset_t before;
+    lock(&before);
+    struct room_request **at = find_or_ask(number, bytes), *r = at ? *at : NULL;
+    int64_t now_ns = kp_now_ns(), alone_ns = away_since_ns + WITHOUT_DAEMON_NS;
+    bool over = !r || r->answered || ended || now_ns >= until_ns || (!connected && now_ns >= alone_ns);
+    if (r) r->renewed_ns = now_ns, *granted = r->granted;
+    if (r && over) *at = r->next, free(r);
+    *seen = changes;
+    unlock(&before);
+    return over;
 }
 
 bool kp_link_want_room(uint64_t bytes, int64_t until_ns) {
-    struct room_request asker = {.bytes = bytes};
+    uint64_t number = 0; /* of no request */
+    uint32_t seen;
+    bool granted = false;
     if (!__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) return false;
-    kp_gate_stand_aside(true);
-    pthread_mutex_lock(&mu);
-    asker.request = ++last_request;
-    asker.next = room_requests;
-    room_requests = &asker;
-    kp_link_wake();
-    bool granted = await(&asker, until_ns);
-    forget(&asker);
-    pthread_mutex_unlock(&mu);
-    kp_gate_stand_aside(false);
+    bool aside = kp_gate_stand_aside();
+    while (!look(&number, bytes, until_ns, &granted, &seen)) {
+        int64_t next_ns = kp_now_ns() + RENEW_NS;
+        struct timespec next = {next_ns / 1000000000, next_ns % 1000000000};
+        syscall(SYS_futex, &changes, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, seen, &next, NULL, FUTEX_BITSET_MATCH_ANY);
+    }
+    if (aside) kp_gate_come_back();
     return granted;
 }
 
@@ -94,12 +142,7 @@ static bool hang_bell(void) {
 }
 
 bool kp_link_prepare(void) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    bool good = !pthread_cond_init(&changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    good = good && hang_bell();
+    bool good = hang_bell();
     __atomic_store_n(&usable, good, __ATOMIC_RELEASE);
     return good;
 }
@@ -128,8 +171,9 @@ bool kp_link_take_books(void) { return take(&books_changed); }
 bool kp_link_take_room(uint64_t *request, uint64_t *bytes) {
     struct room_request *oldest = NULL; /* the list has the youngest first */
     pthread_mutex_lock(&mu);
-    for (struct room_request *asker = room_requests; asker; asker = asker->next)
-        if (!asker->asked) oldest = asker;
+    drop_left(kp_now_ns());
+    for (struct room_request *r = room_requests; r; r = r->next)
+        if (!r->asked) oldest = r;
     if (oldest) {
         oldest->asked = true;
         *request = oldest->request;
@@ -142,19 +186,20 @@ bool kp_link_take_room(uint64_t *request, uint64_t *bytes) {
 bool kp_link_room_wanted(void) {
     bool wanted = false;
     pthread_mutex_lock(&mu);
-    for (struct room_request *asker = room_requests; asker; asker = asker->next) wanted = wanted || !asker->answered;
+    drop_left(kp_now_ns());
+    for (struct room_request *r = room_requests; r; r = r->next) wanted = wanted || !r->answered;
     pthread_mutex_unlock(&mu);
     return wanted;
 }
 
 void kp_link_answer_room(uint64_t request, bool granted) {
     pthread_mutex_lock(&mu);
-    for (struct room_request *asker = room_requests; asker; asker = asker->next) {
-        if (asker->request != request || !asker->asked) continue;
-        asker->answered = true;
-        asker->granted = granted;
+    for (struct room_request *r = room_requests; r; r = r->next) {
+        if (r->request != request || !r->asked) continue;
+        r->answered = true;
+        r->granted = granted;
     }
-    pthread_cond_broadcast(&changed);
+    call_all();
     pthread_mutex_unlock(&mu);
 }
 
@@ -162,8 +207,8 @@ void kp_link_set_connected(bool now) {
     pthread_mutex_lock(&mu);
     if (connected && !now) away_since_ns = kp_now_ns();
     connected = now;
-    for (struct room_request *asker = room_requests; asker; asker = asker->next) asker->asked = false;
-    pthread_cond_broadcast(&changed);
+    for (struct room_request *r = room_requests; r; r = r->next) r->asked = false;
+    call_all();
     pthread_mutex_unlock(&mu);
     take(&lease_wanted); /* a thread that wanted the lease was let through, or asks again */
     kp_arena_enable(now); /* without a daemon that could page us out, no host memory is pinned */
@@ -172,7 +217,7 @@ void kp_link_set_connected(bool now) {
 void kp_link_end(void) {
     pthread_mutex_lock(&mu);
     ended = true;
-    pthread_cond_broadcast(&changed);
+    call_all();
     pthread_mutex_unlock(&mu);
     kp_link_wake();
 }

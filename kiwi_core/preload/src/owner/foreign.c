@@ -63,7 +63,7 @@ bool kp_foreign_removed(enum kp_foreign kind, uint64_t key) {
 
 static void driven_changed(int64_t bytes) {
     kp_books_add(&kp_totals.driven, bytes);
-    if (bytes > 0) kp_need_grew();
+    if (bytes > 0) kp_need_grew((uint64_t)bytes);
     kp_daemon_books_changed();
 }
 

@@ -108,27 +108,23 @@ static CUresult attempt(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
     return *p ? CUDA_SUCCESS : new_slab(ctx, slot_class, bytes, p);
 }
 
-static CUresult with_room(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
-    struct kp_room room = {.bytes = bytes, .asks = true};
-    CUresult rc;
-    do rc = attempt(ctx, bytes, p);
-    while (kp_room_again(&room, rc));
-    return rc;
-}
-
 static void allocations_changed(void) {
     kp_arena_aim(__atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED));
     kp_daemon_books_changed();
 }
 
 CUresult kp_own_alloc(CUdeviceptr *p, size_t bytes) {
-    CUdevice device;
-    struct kp_ctx *ctx = p && bytes ? current(&device) : NULL;
-    if (!ctx && p && bytes && !kp_forked && device >= 0) /* we cannot own the memory of this GPU or driver */
-        return foreign(p, bytes, device != kp_gpu.device ? KP_FOREIGN_GPU : KP_FOREIGN_PLAIN);
-    if (!ctx) return kp_real.cuMemAlloc_v2(p, bytes); /* the driver says what is wrong */
-    CUresult rc = with_room(ctx, bytes, p);
-    kp_ctx_let_go(ctx);
+    struct kp_room room = {.bytes = bytes, .asks = true};
+    CUresult rc;
+    do { /* nothing is held while it waits for room, which a signal handler may leave */
+        CUdevice device;
+        struct kp_ctx *ctx = p && bytes ? current(&device) : NULL;
+        if (!ctx && p && bytes && !kp_forked && device >= 0) /* we cannot own the memory of this GPU or driver */
+            return foreign(p, bytes, device != kp_gpu.device ? KP_FOREIGN_GPU : KP_FOREIGN_PLAIN);
+        if (!ctx) return kp_real.cuMemAlloc_v2(p, bytes); /* the driver says what is wrong */
+        rc = attempt(ctx, bytes, p);
+        kp_ctx_let_go(ctx);
+    } while (kp_room_again(&room, rc));
     if (rc == CUDA_SUCCESS) allocations_changed();
     else if (rc != CUDA_ERROR_OUT_OF_MEMORY) rc = foreign(p, bytes, KP_FOREIGN_PLAIN);
     return rc;

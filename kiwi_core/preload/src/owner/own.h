@@ -27,7 +27,6 @@ bool kp_own_has(CUdeviceptr p);                             /* true: p points in
 CUresult kp_own_range(CUdeviceptr *base, size_t *size, CUdeviceptr p); /* cuMemGetAddressRange_v2 */
 CUresult kp_own_pointer_attribute(void *data, CUpointer_attribute what, CUdeviceptr p);
 CUresult kp_own_pointer_attributes(unsigned n, CUpointer_attribute *what, void **data, CUdeviceptr p);
-CUresult kp_own_mem_info(size_t *free_bytes, size_t *total_bytes); /* cuMemGetInfo_v2: the driver's answer */
 CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p); /* owned memory: NOT_SUPPORTED */
 /* A context that is destroyed takes its memory with it. The functions below are not gated; they wait for a
  * pager that is at work. */
@@ -75,10 +74,12 @@ void kp_own_books(struct kp_books *books);
 struct kp_need {
     uint64_t held;   /* now, in the GPU */
     uint64_t peak;   /* the most since the last kp_need_take */
-    uint64_t lacked; /* the most that an allocation would have led to for which there was no memory; 0: none failed */
+    uint64_t lacked; /* the most that an allocation would have led to for which there was no memory, or less than the
+                      * program would take with the GPU for itself; 0: there was enough for each */
 };
 void kp_need_take(struct kp_need *need);
-void kp_need_grew(void);                /* after the books have grown */
+void kp_need_grew(uint64_t bytes);      /* after the books have grown by an allocation */
+void kp_need_told(uint64_t free_bytes, uint64_t total_bytes); /* after the program was told what is free */
 void kp_need_lacked(uint64_t bytes);    /* after an allocation of so much has failed for lack of memory */
 
 /* Sets the GPU whose memory is owned: the first one used. Called by start.c, or else by the first allocation. */

@@ -144,7 +144,7 @@ CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out) 
     }
     kp_books_add(&kp_totals.owned, (int64_t)b->bytes);
     kp_books_add(&kp_totals.resident, (int64_t)b->bytes);
-    kp_need_grew();
+    kp_need_grew(b->bytes);
     *out = b;
     return CUDA_SUCCESS;
 }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/daemon.h"
+#include "base/kiwi_preload.h"
 #include "base/log.h"
 #include "base/real.h"
 #include "owner/blocks.h"
@@ -87,10 +88,6 @@ CUresult kp_own_pointer_attributes(unsigned n, CUpointer_attribute *what, void *
     return rc;
 }
 
-CUresult kp_own_mem_info(size_t *free_bytes, size_t *total_bytes) {
-    return kp_real.cuMemGetInfo_v2(free_bytes, total_bytes);
-}
-
 CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p) {
     struct answer a;
     if (!look_up(p, &a)) return kp_real.cuIpcGetMemHandle(handle, p);
@@ -146,7 +143,7 @@ void kp_books_add(uint64_t *field, int64_t bytes) {
 void kp_own_seen_foreign(enum kp_foreign kind, int64_t bytes_or_count) {
     if ((unsigned)kind >= KP_FOREIGN_KINDS) return;
     kp_books_add(&kp_totals.unowned[kind], bytes_or_count);
-    if (bytes_or_count > 0) kp_need_grew();
+    if (bytes_or_count > 0) kp_need_grew((uint64_t)bytes_or_count);
     kp_daemon_books_changed(); /* the daemon must know soon what must not be moved */
 }
 
@@ -163,6 +160,15 @@ void kp_own_books(struct kp_books *out) {
 /* ---- needs ---------------------------------------------------------------------------------------------- */
 
 static uint64_t peak, lacked; /* since they were last taken; atomics */
+
+/* What the program was last told about free memory. A large allocation soon afterwards has its size from there: with
+ * the GPU for itself the program would have taken more (JAX and TensorFlow take a share of what is free). */
+#define TOLD_NS 10000000000ll
+static struct {
+    pthread_mutex_t mu;
+    uint64_t free_bytes, total_bytes, held_bytes;
+    int64_t until_ns;
+} told = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
 /* Returns the bytes of live allocations on this GPU; `owned` are those in the GPU, or all. */
 static uint64_t allocated(uint64_t owned) {
@@ -184,7 +190,33 @@ static void raise_to(uint64_t *most, uint64_t bytes) {
         continue;
 }
 
-void kp_need_grew(void) { raise_to(&peak, all_allocated()); }
+static uint64_t alone_it_would_take(uint64_t bytes) { /* 0: its size has nothing to do with what was free */
+    uint64_t all = 0;
+    if (pthread_mutex_trylock(&told.mu)) return 0; /* another thread's is as good; a child made by _Fork must not wait */
+    if (bytes >= told.free_bytes / 2 && bytes <= told.free_bytes && kp_now_ns() < told.until_ns) {
+        double share = (double)bytes / (double)told.free_bytes;
+        all = told.held_bytes + (uint64_t)(share * (double)(told.total_bytes - told.held_bytes));
+        __atomic_store_n(&told.until_ns, 0, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&told.mu);
+    return all;
+}
+
+void kp_need_told(uint64_t free_bytes, uint64_t total_bytes) {
+    CUdevice device;
+    uint64_t held = all_allocated();
+    if (kp_real.cuCtxGetDevice(&device) != CUDA_SUCCESS || held > total_bytes) return;
+    if (__atomic_load_n(&kp_gpu.known, __ATOMIC_ACQUIRE) && device != kp_gpu.device) return;
+    if (pthread_mutex_trylock(&told.mu)) return;
+    told.free_bytes = free_bytes, told.total_bytes = total_bytes, told.held_bytes = held;
+    __atomic_store_n(&told.until_ns, kp_now_ns() + TOLD_NS, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&told.mu);
+}
+
+void kp_need_grew(uint64_t bytes) {
+    raise_to(&peak, all_allocated());
+    if (__atomic_load_n(&told.until_ns, __ATOMIC_RELAXED)) raise_to(&lacked, alone_it_would_take(bytes));
+}
 
 void kp_need_lacked(uint64_t bytes) {
     if (kp_gpu.total_bytes && bytes > kp_gpu.total_bytes) return; /* no GPU could have given that */
