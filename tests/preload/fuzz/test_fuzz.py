@@ -22,7 +22,7 @@ CORRUPTED = 2000
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     own = [HERE / "driver.c", HERE / "fuzz_link.c"]
-    sources = [*own, *(SOURCES / f"link/{name}.c" for name in PARTS)]
+    sources = [*own, SOURCES / "base/daemon.c", *(SOURCES / f"link/{name}.c" for name in PARTS)]
     sanitizers = "address,undefined,float-cast-overflow"
     return compile_with(sanitizers, tmp_path_factory.mktemp("fuzz"), sources)
 

@@ -1,7 +1,8 @@
 /* Passes on to the link. One pointer says who answers, so that a thread finds either nobody or the whole link. Its store
- * releases and each load acquires: what the link wrote before it began is there for every thread that calls it. A child
- * made by fork keeps the pointer; the link itself knows that it does not work there. */
+ * releases and each load acquires: what the link wrote before it began is there for every thread that calls it. */
 #include "base/daemon.h"
+
+#include <stddef.h>
 
 static void no_lease(void) {}
 static bool no_room(uint64_t bytes, int64_t until_ns) { return (void)bytes, (void)until_ns, false; }
@@ -10,7 +11,9 @@ static void no_books(void) {}
 static const struct kp_daemon nobody = {no_lease, no_room, no_books};
 static const struct kp_daemon *answering = &nobody; /* an atomic */
 
-void kp_daemon_through(const struct kp_daemon *link) { __atomic_store_n(&answering, link, __ATOMIC_RELEASE); }
+void kp_daemon_through(const struct kp_daemon *link) {
+    __atomic_store_n(&answering, link ? link : &nobody, __ATOMIC_RELEASE);
+}
 
 static inline const struct kp_daemon *now(void) { return __atomic_load_n(&answering, __ATOMIC_ACQUIRE); }
 

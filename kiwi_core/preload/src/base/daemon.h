@@ -1,6 +1,6 @@
 /* What the gate and the owner ask of the daemon, and tell it. The link does this; it is a room above them, which they do
- * not know (README.md). As long as no link has begun, nobody answers: a request for the lease is not heard, and there is
- * no room. May be called by any thread. */
+ * not know (README.md). Where there is no link nobody answers: a request for the lease is not heard, and there is no
+ * room. May be called by any thread. */
 #ifndef KP_DAEMON_H
 #define KP_DAEMON_H
 
@@ -19,14 +19,14 @@ bool kp_daemon_want_room(uint64_t bytes, int64_t until_ns);
  * lock. */
 void kp_daemon_books_changed(void);
 
-/* ---- for the link, at its start ---- */
+/* ---- for the link ---- */
 
 struct kp_daemon { /* the functions that do the above */
     void (*want_lease)(void);
     bool (*want_room)(uint64_t bytes, int64_t until_ns);
     void (*books_changed)(void);
 };
-/* Has `link`, which is never freed or changed, do all of the above from now on. */
+/* Has `link`, which is never freed or changed, do all of the above from now on; NULL: nobody, as at first. */
 void kp_daemon_through(const struct kp_daemon *link);
 
 #endif

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/daemon.h"
 #include "base/kiwi_preload.h"
 #include "base/log.h"
 #include "gate/gate.h"
@@ -237,7 +236,6 @@ static void await_place(void) {
 }
 
 void kp_link_start(const CUuuid *gpu) {
-    static const struct kp_daemon link = {kp_link_want_lease, kp_link_want_room, kp_link_books_changed};
     static bool started;
     char uuid[41];
     if (__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) return;
@@ -250,7 +248,6 @@ void kp_link_start(const CUuuid *gpu) {
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
     kp_alone_prepare();
     kp_at_fork(in_child);
-    kp_daemon_through(&link);
     /* The helper that settles the GPU is started now: at a page-out there may be no thread to be had. */
     if (!kp_link_prepare() || atexit(at_exit) || !kp_move_prepare() || !kp_start_thread(run)) {
         kp_link_forked();

@@ -5,14 +5,9 @@
 
 #include "link/wire.h"
 
-/* ---- link.c, for the program's threads: what daemon.h promises ---- */
-void kp_link_want_lease(void);
-bool kp_link_want_room(uint64_t bytes, int64_t until_ns);
-void kp_link_books_changed(void);
-
 /* ---- link.c, for the pager thread ---- */
-bool kp_link_prepare(void); /* called by kp_link_start; false: the system lacks a resource */
-void kp_link_forked(void);  /* called in a forked child */
+bool kp_link_prepare(void); /* answers daemon.h from now on; false: the system lacks a resource */
+void kp_link_forked(void);  /* called in a forked child, or if the link cannot begin: nobody answers any more */
 int kp_link_wake_fd(void);
 void kp_link_wake(void);
 void kp_link_clear_wake(void); /* clears the wake-up, so that the thread can be woken again */

@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/daemon.h"
 #include "base/kiwi_preload.h"
 #include "gate/gate.h"
 #include "link/agent.h"
@@ -38,7 +39,7 @@ static bool connected, ended;
 static int64_t away_since_ns = INT64_MIN / 2; /* when the daemon was lost; long ago: there never was one */
 
 static struct kp_descriptor bell[2] = {{.fd = -1}, {.fd = -1}}; /* wakes the pager thread: what is sent to 1 arrives at 0 */
-static bool lease_wanted, books_changed, usable; /* atomics */
+static bool lease_wanted, books_changed; /* atomics */
 
 static bool take(bool *flag) {
     return __atomic_load_n(flag, __ATOMIC_RELAXED) && __atomic_exchange_n(flag, false, __ATOMIC_ACQ_REL);
@@ -50,13 +51,10 @@ static void raise_flag(bool *flag) {
 
 /* ---- the threads that want something --------------------------------------------------------- */
 
-void kp_link_want_lease(void) {
-    if (__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) raise_flag(&lease_wanted);
-}
+static void want_lease(void) { raise_flag(&lease_wanted); }
 
-void kp_link_books_changed(void) {
-    if (__atomic_load_n(&books_changed, __ATOMIC_RELAXED)) return;
-    if (__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) raise_flag(&books_changed);
+static void note_books(void) {
+    if (!__atomic_load_n(&books_changed, __ATOMIC_RELAXED)) raise_flag(&books_changed);
 }
 
 /* No signal handler leaves a thread that holds the mutex. */
@@ -115,11 +113,10 @@ static bool look(uint64_t *number, uint64_t bytes, int64_t until_ns, bool *grant
     return over;
 }
 
-bool kp_link_want_room(uint64_t bytes, int64_t until_ns) {
+static bool want_room(uint64_t bytes, int64_t until_ns) {
     uint64_t number = 0; /* of no request */
     uint32_t seen;
     bool granted = false;
-    if (!__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) return false;
     bool aside = kp_gate_stand_aside();
     while (!look(&number, bytes, until_ns, &granted, &seen)) {
         int64_t next_ns = kp_now_ns() + RENEW_NS;
@@ -142,13 +139,14 @@ static bool hang_bell(void) {
 }
 
 bool kp_link_prepare(void) {
-    bool good = hang_bell();
-    __atomic_store_n(&usable, good, __ATOMIC_RELEASE);
-    return good;
+    static const struct kp_daemon link = {want_lease, want_room, note_books};
+    if (!hang_bell()) return false;
+    kp_daemon_through(&link);
+    return true;
 }
 
 void kp_link_forked(void) {
-    __atomic_store_n(&usable, false, __ATOMIC_RELEASE);
+    kp_daemon_through(NULL);
     for (int i = 0; i < 2; i++) kp_descriptor_close(&bell[i]);
 }
 
