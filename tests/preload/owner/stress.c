@@ -2,6 +2,7 @@
  * out and in, with faults; at the end nothing is left over. */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -212,6 +213,18 @@ static void *come_and_go(void *arg) {
     return NULL;
 }
 
+/* A context that stays is released again and again: whoever frees meanwhile must still wait for the GPU. */
+static void *release_often(void *arg) {
+    (void)arg;
+    while (!__atomic_load_n(&finished, __ATOMIC_ACQUIRE)) {
+        CUcontext again;
+        CHECK(kp_real.cuDevicePrimaryCtxRetain(&again, 0));
+        CHECK(kp_own_primary_release(0));
+        sched_yield();
+    }
+    return NULL;
+}
+
 /* A thread that was cancelled inside the driver blocks no other thread. */
 static void *never_leave(void *arg) {
     MUST(kp_gate_enter());
@@ -219,7 +232,7 @@ static void *never_leave(void *arg) {
 }
 
 int main(int argc, char **argv) {
-    pthread_t threads[THREADS], pager, others[2];
+    pthread_t threads[THREADS], pager, others[2], releasing;
     CUmodule module;
     if (argc > 1) steps = atoi(argv[1]);
     load_real();
@@ -240,11 +253,13 @@ int main(int argc, char **argv) {
     kp_arena_enable(true);
     pthread_create(&pager, NULL, page, NULL);
     for (int i = 0; i < 2; i++) pthread_create(&others[i], NULL, come_and_go, NULL);
+    pthread_create(&releasing, NULL, release_often, NULL);
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     __atomic_store_n(&finished, true, __ATOMIC_RELEASE);
     pthread_join(pager, NULL);
     for (int i = 0; i < 2; i++) pthread_join(others[i], NULL);
+    pthread_join(releasing, NULL);
     CHECK(kp_own_free(first));
     const char *wrong = kp_own_check();
     if (wrong) fprintf(stderr, "the books are wrong: %s\n", wrong), abort();

@@ -103,6 +103,9 @@ void kp_slab_retire(struct kp_block *b);
 /* ---- contexts.c ---- */
 struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device); /* finds or makes the record, and holds it */
 bool kp_ctx_hold(struct kp_ctx *c);  /* kp_table_mu held: c is not destroyed until it is let go */
+/* Returns the block at p, once no thread is releasing its context; NULL: none. For a free, which has to wait for the
+ * GPU, and cannot do so in a context that may be going; it usually stays. kp_table_mu held, released meanwhile. */
+struct kp_block *kp_ctx_block_at(CUdeviceptr p);
 void kp_ctx_let_go(struct kp_ctx *c);
 void kp_ctx_let_go_locked(struct kp_ctx *c); /* kp_table_mu held */
 struct kp_ctx *kp_ctx_hold_any(void); /* NULL: no context can be held */

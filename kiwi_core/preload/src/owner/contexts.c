@@ -92,6 +92,12 @@ void kp_ctx_let_go(struct kp_ctx *c) {
     pthread_mutex_unlock(&kp_table_mu);
 }
 
+struct kp_block *kp_ctx_block_at(CUdeviceptr p) {
+    struct kp_block *b;
+    while ((b = kp_table_at(p)) && b->ctx && b->ctx->going) pthread_cond_wait(&let_go, &kp_table_mu);
+    return b;
+}
+
 static bool any_going(void) {
     struct kp_ctx *c = contexts;
     while (c && !c->going) c = c->next;

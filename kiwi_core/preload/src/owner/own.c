@@ -318,7 +318,7 @@ void kp_own_captures_over(void) {
     if (blocks) kp_own_end_dead_blocks(NULL);
     if (slots) {
         pthread_mutex_lock(&settling); /* another thread's wait began before these slots were freed */
-        size_t count = kp_ctx_hold_all(&contexts, true);
+        size_t count = kp_ctx_hold_all(&contexts, false);
         for (size_t i = 0; i < count; i++) {
             give_back_slots(contexts[i]);
             kp_ctx_let_go(contexts[i]);
@@ -333,8 +333,8 @@ CUresult kp_own_free(CUdeviceptr p) {
     if (p == 0 || kp_forked) return kp_real.cuMemFree_v2(p);
     CUdeviceptr start = 0;
     pthread_mutex_lock(&kp_table_mu);
+    struct kp_block *b = kp_ctx_block_at(p);
     bool has_dead = dead_blocks && !kp_moving;
-    struct kp_block *b = kp_table_at(p);
     struct kp_slot *slot = b && b->slots ? kp_slab_slot(b, p, &start) : NULL;
     CUresult rc;
     if (slot && start == p) {
