@@ -7,6 +7,8 @@ import time
 import pytest
 from cuda_processes import WorkerError, WorkerGoneError, wait_until
 
+from kiwi_core.gpu.host import held_bytes
+
 MIB = 1 << 20
 
 
@@ -160,6 +162,24 @@ def test_a_signal_ends_a_process_that_waits_at_the_gate(machine, controller):
     assert not target.answered(0.2)
     target.terminate()
     assert target.ended(30.0)
+
+
+def test_what_was_never_written_takes_no_ram_and_is_zero_afterwards(boot):
+    machine = boot("1x64GiB")
+    controller, target = machine.worker("ck(driver.cuInit(0))"), machine.worker()
+    size, written = 48 << 30, (0, (48 << 30) - 100, 5 * MIB - 50, 20 << 30)
+    target.do(f"p, size = alloc({size}), {size}")
+    for seed, offset in enumerate(written):
+        target.do(f"d{seed} = fill(p + {offset}, {seed}, 100)")
+    for _ in range(3):
+        controller.do(f"suspend({target.pid})")
+        assert machine.used() == 0
+        assert held_bytes(target.pid) < 512 * MIB
+        controller.do(f"resume({target.pid})")
+        for seed, offset in enumerate(written):
+            assert target.get(f"digest(p + {offset}, 100) == d{seed}")
+        assert target.get("not any(read(p + 100, 5 * MIB - 150))")
+    assert held_bytes(target.pid) < 512 * MIB
 
 
 def test_two_gpus_one_process(boot):

@@ -104,8 +104,26 @@ static void drop_backups(void) {
     }
 }
 
-static bool copy_out(struct ke_phys *p, struct ke_pace *pace) {
+/* Copies n bytes of the memfd. A hole was never written: it is zero, as the backup is. */
+static bool copy_from_file(const struct ke_phys *p, uint64_t from, uint64_t n) {
     int fd = ke.devices[p->dev].memfd;
+    off_t at = (off_t)(p->offset + from), data = lseek(fd, at, SEEK_DATA);
+    bool hole = data < 0 || data >= at + (off_t)n;
+    return hole || pread(fd, (char *)p->backup + from, n, at) == (ssize_t)n;
+}
+
+/* Copies n bytes of an allocation, unless they are a whole chunk of which no page was ever touched. */
+static void copy_touched(const struct ke_phys *p, uint64_t from, uint64_t n, int pagemap) {
+    uint64_t words[COPY_CHUNK / KE_PAGE], page = (uint64_t)getpagesize(); /* a word is 0: no page, and none in swap */
+    const char *at = (const char *)p->at + from;
+    size_t bytes = (size_t)(n / page) * sizeof *words;
+    off_t where = (off_t)((uintptr_t)at / page * sizeof *words);
+    bool touched = n < COPY_CHUNK || pread(pagemap, words, bytes, where) != (ssize_t)bytes;
+    for (size_t i = 0; !touched && i < n / page; i++) touched = words[i] != 0;
+    if (touched) memcpy((char *)p->backup + from, at, n);
+}
+
+static bool copy_out(struct ke_phys *p, struct ke_pace *pace) {
     p->backup = mmap(NULL, p->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p->backup == MAP_FAILED) {
         p->backup = NULL;
@@ -113,22 +131,25 @@ static bool copy_out(struct ke_phys *p, struct ke_pace *pace) {
     }
     madvise(p->backup, p->size, MADV_DONTFORK);
     madvise(p->backup, p->size, MADV_HUGEPAGE); /* its pages cost more than the copy */
-    for (uint64_t done = 0; done < p->size;) {
+    int pagemap = p->at && p->size >= COPY_CHUNK ? open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC) : -1;
+    bool ok = true;
+    for (uint64_t done = 0; ok && done < p->size;) {
         uint64_t n = p->size - done < COPY_CHUNK ? p->size - done : COPY_CHUNK;
-        off_t at = (off_t)(p->offset + done), data = lseek(fd, at, SEEK_DATA);
-        bool hole = data < 0 || data >= at + (off_t)n; /* never written: zero in the memfd and in the backup */
-        if (!hole && pread(fd, (char *)p->backup + done, n, at) != (ssize_t)n) return false;
+        if (p->at) copy_touched(p, done, n, pagemap);
+        else ok = copy_from_file(p, done, n);
         done += n;
         ke_pace(pace, n);
     }
-    return true;
+    if (pagemap >= 0) close(pagemap);
+    return ok;
 }
 
+/* Copies VMM memory in, at its pace. The backup of an allocation becomes its memory: see map_again(). */
 static bool copy_in(struct ke_phys *p, struct ke_pace *pace) {
     int fd = ke.devices[p->dev].memfd;
     for (uint64_t done = 0; done < p->size;) {
         uint64_t n = p->size - done < COPY_CHUNK ? p->size - done : COPY_CHUNK;
-        if (pwrite(fd, (char *)p->backup + done, n, (off_t)(p->offset + done)) != (ssize_t)n) return false;
+        if (!p->at && pwrite(fd, (char *)p->backup + done, n, (off_t)(p->offset + done)) != (ssize_t)n) return false;
         done += n;
         ke_pace(pace, n);
     }
@@ -139,6 +160,7 @@ static uint64_t parked_context[KE_GPUS_MAX]; /* cost of the contexts before the 
 
 static void give_memory_back(void) {
     for (struct ke_phys *p = ke.phys; p; p = p->next) {
+        if (p->at) continue; /* its pages went with its mapping */
         fallocate(ke.devices[p->dev].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset,
                   (off_t)p->size);
     }
@@ -305,10 +327,17 @@ static CUresult fail_for_ever(CUresult rc, enum ke_process_state state) {
     return rc;
 }
 
+static bool map_again(const struct ke_map *m) {
+    struct ke_phys *p = m->phys;
+    if (!p->at) return ke_map_apply(m, m->prot) == CUDA_SUCCESS;
+    if (mremap(p->backup, p->size, p->size, MREMAP_MAYMOVE | MREMAP_FIXED, p->at) != p->at) return false;
+    p->backup = NULL;
+    return true;
+}
+
 static CUresult arrive(void) { /* the bytes are back: restores mappings, books and state */
     bool ok = true;
-    for (size_t i = 0; i < ke_map_count() && ok; i++)
-        ok = ke_map_apply(ke_map_index(i), ke_map_index(i)->prot) == CUDA_SUCCESS;
+    for (size_t i = 0; i < ke_map_count() && ok; i++) ok = map_again(ke_map_index(i));
     if (!ok) return fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
     drop_backups();
     ke_state_lock(ke.state);

@@ -31,6 +31,7 @@ struct ke_phys { /* a piece of a GPU's memory, wherever it is mapped */
     struct ke_phys *next, *prev;
     unsigned dev;
     uint64_t size, offset; /* in the device's memfd; offsets are never reused */
+    void *at;              /* the one address of an allocation, which is not in the memfd; NULL: VMM memory */
     unsigned refs;         /* handles + mappings */
     unsigned handles;      /* handles from cuMemCreate / cuMemRetainAllocationHandle */
     void *backup;          /* host copy while checkpointed */

@@ -1,4 +1,6 @@
-/* Device memory: pieces of a memfd per GPU, mapped at addresses that we choose. */
+/* Device memory at addresses that we choose. Memory of the VMM calls may have several addresses: it is a piece of a memfd
+ * per GPU. An allocation has one address: it is anonymous memory, in huge pages. A memfd has small ones, and to make and
+ * free those takes five times as long as to copy them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -54,7 +56,7 @@ CUresult ke_phys_new(unsigned dev, uint64_t size, struct ke_phys **out) {
 void ke_phys_unref(struct ke_phys *p) {
     if (--p->refs) return;
     struct ke_device *d = &ke.devices[p->dev];
-    fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
+    if (!p->at) fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
     ke_charge(ke.state, ke.slot, d->gpu, -(int64_t)p->size, 0);
     if (p->prev) p->prev->next = p->next;
     else ke.phys = p->next;
@@ -136,14 +138,15 @@ struct ke_map *ke_map_index(size_t i) { return &maps[i]; }
 /* Maps the memory at its addresses, or with PROT_NONE only reserves the addresses. */
 CUresult ke_map_apply(const struct ke_map *m, int prot) {
     void *at = (void *)(uintptr_t)m->addr, *got;
-    if (prot == PROT_NONE) {
-        got = mmap(at, m->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (prot == PROT_NONE || m->phys->at) {
+        got = mmap(at, m->size, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     } else {
         off_t offset = (off_t)(m->phys->offset + m->phys_offset);
         got = mmap(at, m->size, prot, MAP_SHARED | MAP_FIXED, ke.devices[m->phys->dev].memfd, offset);
     }
     if (got != at) return CUDA_ERROR_OUT_OF_MEMORY;
     madvise(at, m->size, MADV_DONTFORK);
+    if (m->phys->at) madvise(at, m->size, MADV_HUGEPAGE);
     return CUDA_SUCCESS;
 }
 
@@ -213,6 +216,7 @@ CUresult ke_alloc(CUcontext ctx, CUmemoryPool pool, uint64_t asked, CUdeviceptr 
     CUresult rc = ke_phys_new(dev, size, &phys);
     if (rc != CUDA_SUCCESS) return rc;
     CUdeviceptr at = ke_range_reserve(size, size >= KE_BIG_PAGE ? KE_BIG_PAGE : KE_PAGE, 0, false);
+    phys->at = (void *)(uintptr_t)at;
     struct ke_map m = {.addr = at, .size = size, .phys = phys, .ctx = ctx->green_of ? ctx->green_of : ctx, .pool = pool,
                        .prot = PROT_READ | PROT_WRITE, .asked = asked};
     if (!at || !ke_map_add(m)) {
