@@ -45,7 +45,7 @@ from kiwi_core.daemon.reports.metrics import MetricsReporter
 from kiwi_core.daemon.reports.status import Reporter
 from kiwi_core.daemon.reports.usage import UsageReporter
 from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
-from kiwi_core.daemon.roster.roster import Roster, RosterFile, RosterSaver
+from kiwi_core.daemon.roster.roster import OPS_AHEAD, Roster, RosterFile, RosterSaver
 from kiwi_core.daemon.router import Router
 from kiwi_core.daemon.sessions.ending import Ending
 from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
@@ -394,7 +394,7 @@ class GpuDaemon:
         footprints = self._pager.export_footprints()
         return Roster(
             boot_id=boot_id(),
-            next_op=self._core.last_op + 1,
+            next_op=self._core.last_op + 1 + OPS_AHEAD,
             tq_ns=scheduler.tq_ns,
             anti_thrash=scheduler.anti_thrash,
             policy=scheduler.policy,

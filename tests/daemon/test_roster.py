@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ import msgspec
 import pytest
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.roster.roster import Roster, RosterEntry, RosterFile
+from kiwi_core.daemon.roster.roster import OPS_AHEAD, Roster, RosterEntry, RosterFile, RosterSaver
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.states import AntiThrash, Priority
+from kiwi_core.units import OpId, SessionId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,3 +114,61 @@ def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
     before = path.stat().st_ino
     file.write(ROSTER)
     assert path.stat().st_ino == before
+
+
+# --- what waits for a write -----------------------------------------------------------------------
+
+
+class Saved:
+    """A roster and what writes it; ``now`` is what the daemon knows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.now = ROSTER
+        self.saver = RosterSaver(RosterFile(path), lambda: self.now)
+        self.saver.save()
+
+    def when_begins(self, op: int, session: str) -> Roster:
+        """Return the file when operation ``op`` brings ``session`` back."""
+        self.saver.save_for(OpId(op), SessionId(session))
+        return RosterFile(self._path).read()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    async def made() -> Saved:  # a saver needs a loop
+        return Saved(tmp_path / "r.roster")
+
+    return asyncio.run(made())
+
+
+def test_a_session_that_is_written_comes_back_without_a_write(saved: Saved) -> None:
+    saved.now = msgspec.structs.replace(ROSTER, footprints=[])
+    assert saved.when_begins(16, "k1") == ROSTER
+
+
+def test_a_successor_would_not_find_a_session_that_is_not_written(saved: Saved) -> None:
+    other = msgspec.structs.replace(ENTRY, session="k2", pid=4322)
+    saved.now = msgspec.structs.replace(ROSTER, sessions=[ENTRY, other])
+    assert saved.when_begins(16, "k2") == saved.now
+
+
+def test_a_successor_uses_no_number_again(saved: Saved) -> None:
+    for op in range(16, 16 + 3 * OPS_AHEAD):
+        saved.now = msgspec.structs.replace(ROSTER, next_op=op + 1 + OPS_AHEAD)
+        assert saved.when_begins(op, "k1").next_op > op
+
+
+def test_after_a_write_that_failed_each_operation_tries_again(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved.now = msgspec.structs.replace(ROSTER, footprints=[])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        saved.saver.save()
+    assert saved.saver.failing
+    assert saved.when_begins(16, "k1") == saved.now

@@ -18,7 +18,7 @@ from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.engine.operations import OperationRunner
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Operation, PageOut
+from kiwi_core.sched.actions import Operation, PageOut, Suspend
 from kiwi_core.states import Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
 
@@ -55,7 +55,8 @@ class Core:
     """Feed each event to the scheduler and carry out the actions. Set the observer, the guards and
     the subscribers before the first event. The observer reads the memory of a session before its
     burst counts as over, because others get the room that it does not hold. The roster is saved
-    before an operation begins; for a page-out the pager saves it, once it knows the sizes."""
+    before an operation begins that holds a process; for a page-out the pager saves it, once it
+    knows the sizes, and what comes back is in it already."""
 
     scheduler: Scheduler
     _registry: SessionRegistry
@@ -172,8 +173,10 @@ class Core:
     def _operate(self, action: Operation) -> None:
         self.last_op = max(self.last_op, action.op)
         member = self._registry.get(action.session)
-        if not isinstance(action, PageOut):  # the pager saves it then, once it knows the sizes
+        if isinstance(action, Suspend):
             self._roster.save()
+        elif not isinstance(action, PageOut):
+            self._roster.save_for(action.op, action.session)
         self._journal.flush()
         log.info(
             "operation", op=action.op, what=type(action).__name__, session=action.session,

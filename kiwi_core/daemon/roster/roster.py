@@ -1,7 +1,8 @@
 """The sessions of a daemon, on disk, for its successor after a crash.
 
-It is written before memory moves (the successor must find an interrupted operation) and soon after
-anything else changes. It says *which processes to ask about*; the driver says their state.
+It is written before memory moves out or a process is held (the successor must find an interrupted
+operation) and soon after anything else changes. It says *which processes to ask about*; the driver
+says their state. So a move back waits for no write: what is out or held is in the file already.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kiwi_core.daemon.base.steps import Step
+    from kiwi_core.units import OpId, SessionId
 
 log = structlog.get_logger(__name__)
 
 VERSION = 1
 
 DELAY_S = 0.05
-"""Delay with which grants and ends reach the file. Before memory moves it is written at once."""
+"""Delay with which grants and ends reach the file. It is written at once before memory goes out."""
+
+OPS_AHEAD = 64
+"""Operations that may begin before the file is written again. It tells the successor to skip their
+numbers, since no number may be used twice."""
 
 SHARE = 20
 """The delay is at least this many times the processor time of the last write, so that the roster of
@@ -159,8 +165,8 @@ class RosterFile:
 
 
 class RosterSaver:
-    """Writes the roster before anything moves, and soon after anything else changed. ``gather``
-    returns the current state."""
+    """Writes the roster before anything goes out or is held, and soon after anything else changed.
+    ``gather`` returns the current state."""
 
     def __init__(self, file: RosterFile, gather: Callable[[], Roster]) -> None:
         self._file = file
@@ -168,6 +174,8 @@ class RosterSaver:
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.TimerHandle | None = None
         self._delay_s = DELAY_S
+        self._written = Roster()
+        """What the file has; empty if it may have less."""
 
     @property
     def failing(self) -> bool:
@@ -178,8 +186,17 @@ class RosterSaver:
             self._due.cancel()
             self._due = None
         began_s = time.thread_time()
-        self._file.write(self._gather())
+        roster = self._gather()
+        self._file.write(roster)
+        self._written = Roster() if self._file.failing else roster
         self._delay_s = max(DELAY_S, SHARE * (time.thread_time() - began_s))
+
+    def save_for(self, op: OpId, session: SessionId) -> None:
+        """Write at once if operation ``op`` on ``session`` needs it: without a write, a successor
+        would not find the session, or would use the number again."""
+        found = any(entry.session == session for entry in self._written.sessions)
+        if not found or op >= self._written.next_op:
+            self.save()
 
     def save_anew(self) -> None:
         """Write even if nothing has changed, because the file may be gone."""
