@@ -8,12 +8,12 @@ opens the gates last. After an error each process is as the operation found it, 
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
@@ -47,7 +47,7 @@ class LinkedOperation:
     _target: Target
     _deadline_ns: int
     _look: Callable[[Target], list[LinkedProcess]]
-    _began_ns: int = field(default_factory=time.monotonic_ns)
+    _began_ns: int = field(default_factory=clock.now_ns)
 
     async def do(self, operation: Callable[[LinkedOperation], Awaitable[Moved]]) -> Moved:
         try:
@@ -171,7 +171,7 @@ class LinkedOperation:
     async def _suspend_all(self, suspended: list[LinkedProcess]) -> list[LinkedProcess]:
         """Shut gates until a look finds none open. ``suspended`` gets the processes whose gates
         are shut here."""
-        until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
+        until_ns = min(self._deadline_ns, clock.now_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
             links = await self._ours()
             running = _in(links, Residency.RESIDENT)
@@ -198,7 +198,7 @@ class LinkedOperation:
     ) -> int:
         if not out:
             return 0
-        until_ns = min(self._deadline_ns, time.monotonic_ns() + room_wait_ns)
+        until_ns = min(self._deadline_ns, clock.now_ns() + room_wait_ns)
         await self._checkpoint.room.wait(reservation, until_ns, self._still_wanted)
         sizes = _out_bytes(out)
         moved_bytes = await self._all_do(out, "page-in", back)
@@ -352,10 +352,10 @@ class LinkedOperation:
 
     def _undo_by_ns(self) -> int:
         """Return the deadline for undoing, which has its own time: the operation's may be over."""
-        return time.monotonic_ns() + self._config.operation_deadline_min_ns
+        return clock.now_ns() + self._config.operation_deadline_min_ns
 
     def _moved(self, moved_bytes: int) -> Moved:
-        return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+        return Moved(moved_bytes, clock.now_ns() - self._began_ns)
 
 
 def is_owned(links: Sequence[LinkedProcess], processes: Sequence[ProcessMemory]) -> bool:

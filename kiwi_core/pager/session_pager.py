@@ -10,11 +10,11 @@ another session, makes the driver move that, too.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kiwi_core import clock
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
@@ -213,7 +213,7 @@ class SessionPager:
         """Run ``by_driver`` if no process has Kiwi's library, else ``with_libraries``. That is the
         usual case, also with the default pager: every kernel has the library's gate."""
         lock = self._lock_of(target.session)
-        left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / NS_PER_S)
+        left_s = max(0.0, (deadline_ns - clock.now_ns()) / NS_PER_S)
         try:
             # With the lock free, a deadline that is over does not refuse: the operation itself
             # does.

@@ -8,12 +8,12 @@ next observation.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
@@ -93,7 +93,7 @@ class Locking:
             under_way = [m.ref.pid for m in members if m.state in _IN_TRANSIT]
             if not under_way:
                 return members
-            if time.monotonic_ns() >= self._deadline_ns:
+            if clock.now_ns() >= self._deadline_ns:
                 detail = f"Another operation on process {under_way[0]} is still under way."
                 raise Stop(Refused(Reason.DRIVER, detail))
             await asyncio.sleep(_SETTLE_POLL_S)
@@ -102,7 +102,7 @@ class Locking:
         """Return the state that the driver reports once it has settled; ``None`` if it reports
         none. A process that has ended is ``NOT_A_CUDA_PROCESS``; the root raises ``Stop(GONE)``."""
         state = await self._asked(ref)
-        while state in _IN_TRANSIT and time.monotonic_ns() < self._deadline_ns:
+        while state in _IN_TRANSIT and clock.now_ns() < self._deadline_ns:
             await asyncio.sleep(_SETTLE_POLL_S)
             state = await self._asked(ref)
         return self._of_the_living(ref, state)
@@ -190,7 +190,7 @@ class Locking:
     ) -> list[SessionProcess]:
         """Lock until a look finds no process running, because processes come and go meanwhile."""
         timeout_ns = self._parts.config.lock_timeout_ns
-        until_ns = min(self._deadline_ns, time.monotonic_ns() + timeout_ns)
+        until_ns = min(self._deadline_ns, clock.now_ns() + timeout_ns)
         for _ in range(_ROUNDS_MAX):
             members = await present()
             running = in_state(members, CheckpointState.RUNNING)
@@ -203,7 +203,7 @@ class Locking:
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
     async def _lock(self, ref: ProcessRef, until_ns: int) -> None:
-        left_ms = (until_ns - time.monotonic_ns()) // NS_PER_MS
+        left_ms = (until_ns - clock.now_ns()) // NS_PER_MS
         if left_ms <= 0:
             detail = f"No time was left to wait for process {ref.pid} to come to rest."
             raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
@@ -91,9 +91,9 @@ class Moving:
 
     async def _free_scrubbed_bytes(self) -> int:
         """Return the free bytes once they have stopped growing."""
-        until_s = time.monotonic() + _SCRUBBED_AFTER_S
+        until_s = clock.now_s() + _SCRUBBED_AFTER_S
         free_bytes = await self._parts.gpu.free_bytes()
-        while time.monotonic() < until_s:
+        while clock.now_s() < until_s:
             await asyncio.sleep(_SCRUBBED_POLL_S)
             last_bytes, free_bytes = free_bytes, await self._parts.gpu.free_bytes()
             if free_bytes <= last_bytes:
@@ -139,7 +139,7 @@ class Moving:
     async def _wait_for_room(
         self, reservation: Reservation, still_wanted: Callable[[], None]
     ) -> None:
-        until_ns = time.monotonic_ns() + self._parts.config.room_wait_ns
+        until_ns = clock.now_ns() + self._parts.config.room_wait_ns
         await self._parts.room.wait(reservation, min(self._deadline_ns, until_ns), still_wanted)
 
     async def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
@@ -220,7 +220,7 @@ class Moving:
                 stop.add(f"Process {ref.pid} is back in the GPU but suspended: {error}")
 
     def _left_s(self) -> float:
-        return max(0.0, (self._deadline_ns - time.monotonic_ns()) / NS_PER_S)
+        return max(0.0, (self._deadline_ns - clock.now_ns()) / NS_PER_S)
 
     def _undo_s(self) -> float:
         """Return the time for undoing, which is separate: the operation's time may be over."""

@@ -7,11 +7,11 @@ none starts unless NVML says that there is room, and no two restores count on th
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.checkpoint.ports import Stop
@@ -190,11 +190,11 @@ class GpuRoom:
         """Wait until NVML reports as free what ``reservation`` still needs: freed memory shows up
         late. Raises ``Stop(NO_ROOM)`` at ``deadline_ns`` or after ``room_wait_ns``;
         ``still_wanted`` may raise its own."""
-        until_ns = min(deadline_ns, time.monotonic_ns() + self._config.room_wait_ns)
+        until_ns = min(deadline_ns, clock.now_ns() + self._config.room_wait_ns)
         pause_ns = _POLL_MIN_NS
         while (why := await self._take(reservation)) is not None:
             still_wanted()
-            left_ns = until_ns - time.monotonic_ns()
+            left_ns = until_ns - clock.now_ns()
             if left_ns <= 0:
                 raise Stop(Refused(Reason.NO_ROOM, why))
             await asyncio.sleep(min(pause_ns, left_ns) / NS_PER_S)

@@ -4,10 +4,10 @@ they use. Each operation looks them up again; no state is remembered."""
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
@@ -91,9 +91,9 @@ class UsageMeter:
 
     async def read(self) -> DeviceUsage:
         async with self._reading:
-            if time.monotonic_ns() >= self._fresh_until_ns:
+            if clock.now_ns() >= self._fresh_until_ns:
                 self._usage = await self._next(self._usage)
-                self._fresh_until_ns = time.monotonic_ns() + _FRESH_NS
+                self._fresh_until_ns = clock.now_ns() + _FRESH_NS
             return self._usage
 
     def busy(self, session: SessionId, pids: Collection[int], usage: DeviceUsage) -> bool | None:
@@ -228,7 +228,7 @@ class Survey:
         if state is not CheckpointState.LOCKED:
             self._locked_since_ns.pop(ref, None)
             return True
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         return now_ns - self._locked_since_ns.setdefault(ref, now_ns) < _LOCKED_MAX_NS
 
     def _unasked(self, ref: ProcessRef, stopped: str) -> SessionProcess:

@@ -8,9 +8,9 @@ report it.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
@@ -42,7 +42,7 @@ class Transaction:
     def __init__(self, parts: Parts, target: Target, deadline_ns: int) -> None:
         self._parts = parts
         self._target = target
-        self._began_ns = time.monotonic_ns()
+        self._began_ns = clock.now_ns()
         self._locking = Locking(parts, target, deadline_ns)
         self._move = Moving(parts, self._locking, deadline_ns)
 
@@ -213,7 +213,7 @@ class Transaction:
         await self._locking.unlock_quietly([m.ref for m in members])
 
     def _moved(self, moved_bytes: int) -> Moved:
-        return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+        return Moved(moved_bytes, clock.now_ns() - self._began_ns)
 
 
 def refusal_for_ram(parts: Parts, pids: list[int], need_bytes: int) -> Refused | None:
