@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
-    from kiwi_core.pager.checkpoint.survey import SessionProcess, Survey
+    from kiwi_core.pager.checkpoint.survey import Look, SessionProcess, Survey
     from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 
 _ROUNDS_MAX: Final = 8
@@ -84,7 +84,7 @@ class Locking:
         """Return the session's processes that have something to move. Wait until the deadline for a
         call under way on one of them, perhaps of an earlier caller that died."""
         while True:
-            members = await self._parts.survey.movable(self._target)
+            members = (await self.look()).movable(self._target)
             for member in members:
                 if member.stopped:
                     raise Stop(stopped(member.ref, member.stopped))
@@ -97,6 +97,14 @@ class Locking:
                 detail = f"Another operation on process {under_way[0]} is still under way."
                 raise Stop(Refused(Reason.DRIVER, detail))
             await asyncio.sleep(_SETTLE_POLL_S)
+            self.wall()
+
+    async def look(self) -> Look:
+        return await self._parts.survey.look(self._target)
+
+    def wall(self) -> None:
+        """Look again next time, because something was done."""
+        self._parts.survey.wall(self._target.session)
 
     async def state(self, ref: ProcessRef) -> CheckpointState | None:
         """Return the state that the driver reports once it has settled; ``None`` if it reports
@@ -208,6 +216,7 @@ class Locking:
             detail = f"No time was left to wait for process {ref.pid} to come to rest."
             raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
         self._parts.survey.will_hold(ref)
+        self.wall()
         try:
             await self._driver.lock(ref.pid, left_ms)
         except GpuError as error:
@@ -229,6 +238,7 @@ class Locking:
         return " ".join(f"Process {pid} stays suspended: {e}" for pid, e in errors if e is not None)
 
     async def _unlock(self, ref: ProcessRef) -> GpuError | None:
+        self.wall()
         try:
             await self._driver.unlock(ref.pid)
         except GpuError as error:
