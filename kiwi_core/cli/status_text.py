@@ -9,6 +9,7 @@ from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.units import format_bytes, format_duration_s
 from kiwi_core.wire.words import (
     LEFT_REMEDY,
+    counted_text,
     keeps_text,
     load_text,
     outside_text,
@@ -34,6 +35,7 @@ def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list
     lines += _fact("sharing", _sharing(gpu), style)
     lines += _fact("holder", _holders(gpu) or ["nobody"], style)
     lines += _fact("queue", _queue(gpu) or ["nobody waits"], style)
+    lines += _fact("needs", _needs(gpu), style)
     lines += _fact("swaps", [_swap(swap, gpu) for swap in gpu.swaps[-SWAPS_SHOWN:]], style)
     lines += _fact("problems", _problems(gpu), style, style.red)
     if rows := choice.lines(gpu.sessions, style):
@@ -115,6 +117,13 @@ def _queue(gpu: GpuStatus) -> list[str]:
 def _wait(entry: QueueEntry) -> str:
     text = printable(wait_text(entry)) or "nobody can tell"
     return f"{text} (has waited {format_duration_s(entry.waited_s)})"
+
+
+def _needs(gpu: GpuStatus) -> list[str]:
+    """Return who counts with more than it holds, among those that run or wait: it keeps others
+    from running beside it."""
+    active = _by_id(gpu, [*gpu.holders, *(entry.session for entry in gpu.queue)])
+    return [f"{_who(one)}: {text}" for one in active if (text := counted_text(one))]
 
 
 def _swap(swap: SwapStatus, gpu: GpuStatus) -> str:

@@ -17,8 +17,10 @@ sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
 import msgspec
 import structlog
 
+from kiwi_core import clock
 from kiwi_core import log as logs
 from kiwi_core.daemon.base.machine import this_machine
+from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.daemon.gpu_daemon import GpuDaemon
 from kiwi_core.daemon.options import ChildOptions
 from kiwi_core.daemon.supervised import EXIT_CANNOT, EXIT_UNUSED
@@ -48,12 +50,16 @@ async def _run(options: ChildOptions) -> None:
     """Run until SIGTERM, SIGINT, or the end of the supervisor (its pipe, our stdin, closes)."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
+    # Timers and time-outs, too: after a pause they have as much time left as before.
+    loop.time = clock.now_s  # type: ignore[method-assign]
+    beat = endless(clock.DAEMON.beat(), "the clock")
     machine = await this_machine(options.gpu_uuid, options.asked.host_budget_bytes)
     daemon = GpuDaemon(options, machine)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)
     loop.add_reader(sys.stdin.fileno(), _on_supervisor_message, daemon)
     await daemon.run()
+    beat.cancel()
     # An operation that hangs keeps its task: do not wait for it.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.address import Address
 from kiwi_core.daemon.base.admission import Admission, Door
@@ -412,7 +413,7 @@ class GpuDaemon:
 
     async def _make_ram_room(self, target: Target, size_bytes: int) -> None:
         """Make room in system RAM before the driver pages anything out."""
-        deadline_ns = time.monotonic_ns() + self._config.lock_timeout_ns
+        deadline_ns = clock.now_ns() + self._config.lock_timeout_ns
         ram = self._library_ram
         ram.done(await ram.make_ram_room(target.session, size_bytes, deadline_ns))
 

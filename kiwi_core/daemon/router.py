@@ -5,12 +5,11 @@ It knows connections and session records; the scheduler makes every decision abo
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiwi_core import __version__
+from kiwi_core import __version__, clock
 from kiwi_core.daemon.sessions.link_handler import LinkMessage
 from kiwi_core.errors import PeerError
 from kiwi_core.wire import messages as m
@@ -91,7 +90,7 @@ class Router:
     def _get_status(self, connection: Connection, message: m.GetStatus) -> None:
         if message.watch:
             self.connections.watch(connection)
-        connection.send_line(self.reporter.status_line(connection.peer, time.monotonic_ns()))
+        connection.send_line(self.reporter.status_line(connection.peer, clock.now_ns()))
 
     def _get_story(self, connection: Connection, message: m.GetStory) -> None:
         connection.send(self.reporter.story(connection.peer, message.session))

@@ -67,6 +67,15 @@ class GpuMemory:
 
 
 @dataclass(frozen=True)
+class GpuUsers:
+    """``sized``: NVML reports the memory of each process on the GPU."""
+
+    free_bytes: int
+    bytes_by_pid: dict[int, int]
+    sized: bool
+
+
+@dataclass(frozen=True)
 class UtilisationSample:
     """``percent`` of the GPU's time that ``pid`` used around ``time_us`` (NVML's clock:
     microseconds since 1970)."""
@@ -143,23 +152,22 @@ def names_processes() -> bool:
 def processes(uuid: str) -> dict[int, int]:
     """Return the bytes on this GPU by pid, contexts included, as far as NVML reports them. Rows
     that cannot be true are left out: more memory than the GPU has, or a thread of the kernel."""
-    return {pid: size_bytes for pid, size_bytes in _rows(uuid) if size_bytes is not None}
+    return users(uuid).bytes_by_pid
 
 
-def all_sizes_known(uuid: str) -> bool:
-    """Return whether NVML reports the memory of each process on this GPU."""
-    return all(size_bytes is not None for _, size_bytes in _rows(uuid))
+def users(uuid: str) -> GpuUsers:
+    """Return who uses this GPU, and what is free."""
 
-
-def _rows(uuid: str) -> list[tuple[int, int | None]]:
-    def read(nvml: Any) -> list[tuple[int, int | None]]:
+    def read(nvml: Any) -> GpuUsers:
         gpu = _handle(nvml, uuid)
-        total_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)
-        return [
-            (int(row.pid), _size(row.usedGpuMemory, total_bytes))
+        info = nvml.nvmlDeviceGetMemoryInfo(gpu)
+        rows = [
+            (int(row.pid), _size(row.usedGpuMemory, int(info.total)))
             for row in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
             if not is_kernel_thread(int(row.pid))
         ]
+        sizes = {pid: size_bytes for pid, size_bytes in rows if size_bytes is not None}
+        return GpuUsers(int(info.free), sizes, len(sizes) == len(rows))
 
     return _call(f"reading the processes on {uuid}", read)
 

@@ -178,7 +178,8 @@ def job_of(pid: int) -> str:
     """Return the number of the batch job that the process belongs to: by its control group, which
     Slurm names "…/job_12/…", else by what Slurm has put into its environment. "": none.
 
-    A user can invent the latter; nothing but the user's own usage depends on it.
+    A user can invent the latter; nothing depends on it but the user's own usage, and whether the
+    epilog of a job ends this process.
     """
     if found := _JOB.search(_looked(pid, lambda: text_of(f"/proc/{pid}/cgroup")) or ""):
         return found[1]

@@ -67,14 +67,10 @@ def _done(call: Call) -> CallAnswer:
     try:
         return CallAnswer(CALLS[call.name](*call.args))
     except GpuError as error:
-        return CallAnswer(failure=_failure(error))
+        return CallAnswer(failure=Failure.of(error))
     except Exception as error:  # noqa: BLE001 - no error of a call ends the daemon
         words = f"The call {call.name} failed: {type(error).__name__}: {error}."
         return CallAnswer(failure=Failure("fault", words, "Report it: this is a fault of Kiwi's."))
-
-
-def _failure(error: GpuError) -> Failure:
-    return Failure(error.code, error.message, error.remedy, error.driver_code)
 
 
 if __name__ == "__main__":

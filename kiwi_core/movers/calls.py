@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import claims, driver, memory, nvml
+from kiwi_core.movers.messages import Failure, Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 def users_elsewhere(gpu_uuid: str) -> dict[int, str]:
@@ -24,9 +25,34 @@ def users_elsewhere(gpu_uuid: str) -> dict[int, str]:
     return found
 
 
-def names_users(gpu_uuid: str) -> bool:
-    """Return whether NVML names all processes that use the GPU, and the memory of each."""
-    return nvml.names_processes() and nvml.all_sizes_known(gpu_uuid)
+def look(gpu_uuid: str, pids: Sequence[int]) -> Seen:
+    """Return all that a decision about moving memory needs to know. Without ``gpu_uuid``, NVML is
+    not asked."""
+    seen = Seen()
+    if gpu_uuid:
+        users = nvml.users(gpu_uuid)
+        seen.free_bytes, seen.bytes_by_pid = users.free_bytes, users.bytes_by_pid
+        seen.names_users = users.sized and nvml.names_processes()
+        seen.elsewhere = users_elsewhere(gpu_uuid)
+    for pid in pids:
+        try:
+            seen.states[pid] = driver.checkpoint_state(pid).value
+        except GpuError as error:
+            seen.errors[pid] = Failure.of(error)
+    return seen
+
+
+def measured_checkpoint(pid: int, gpu_uuid: str) -> tuple[int | None, int | None]:
+    """Checkpoint ``pid``. Return what was free in the GPU before and after, as far as NVML says."""
+    before_bytes = _free_bytes_if_known(gpu_uuid)
+    driver.checkpoint(pid)
+    return before_bytes, _free_bytes_if_known(gpu_uuid)
+
+
+def _free_bytes_if_known(gpu_uuid: str) -> int | None:
+    with contextlib.suppress(GpuError):
+        return free_bytes(gpu_uuid) if gpu_uuid else None
+    return None
 
 
 def free_bytes(gpu_uuid: str) -> int:
@@ -53,16 +79,15 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "why_no_moves": why_no_moves,
     "checkpoint_state": driver.checkpoint_state,
     "lock": driver.lock,
-    "checkpoint": driver.checkpoint,
+    "measured_checkpoint": measured_checkpoint,
     "restore": driver.restore,
     "claimed_restore": claims.claimed_restore,
     "unlock": driver.unlock,
+    "look": look,
     "gpus": nvml.gpus,
     "free_bytes": free_bytes,
     "free_bytes_of_driver": free_bytes_of_driver,
-    "names_users": names_users,
     "gauges": nvml.gauges,
     "processes": nvml.processes,
-    "users_elsewhere": users_elsewhere,
     "samples": nvml.utilisation_samples,
 }

@@ -12,8 +12,10 @@ import msgspec
 
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.gpu.looks import GpuLook
 from kiwi_core.gpu.nvml import GpuGauges, GpuInfo, UtilisationSample
 from kiwi_core.movers.errors import Busy
+from kiwi_core.movers.messages import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +42,8 @@ START_S: Final = 120.0
 
 
 class RemoteDriver:
-    """The driver's checkpoint calls. ``checkpoint`` and ``restore`` take a time limit in seconds,
-    since the time for a move depends on its size."""
+    """The driver's checkpoint calls, apart from those that also measure (``RemoteGpu``).
+    ``restore`` takes a time limit in seconds, since the time for a move depends on its size."""
 
     def __init__(self, movers: MoverPool) -> None:
         self._movers = movers
@@ -53,9 +55,6 @@ class RemoteDriver:
     async def lock(self, pid: int, timeout_ms: int) -> None:
         within_s = timeout_ms / 1000 + AFTER_A_LOCK_S
         await self._movers.call("lock", pid, timeout_ms, deadline_s=within_s)
-
-    async def checkpoint(self, pid: int, within_s: float) -> None:
-        await self._movers.call("checkpoint", pid, deadline_s=max(ANSWER_S, within_s))
 
     async def restore(self, pid: int, within_s: float) -> None:
         await self._movers.call("restore", pid, deadline_s=max(ANSWER_S, within_s))
@@ -122,10 +121,26 @@ class RemoteGpu:
     def doubt_rows(self, doubted: bool) -> None:
         self._rows_doubted = doubted
 
-    async def names_users(self) -> bool:
-        if self._rows_doubted or self._gave_up():
-            return False
-        return bool(await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S))
+    async def look(self, pids: Sequence[int] = ()) -> GpuLook:
+        """Look at the GPU, and ask for the state of ``pids``. While one of them hangs in the
+        driver, nothing is known of the others."""
+        if self._gave_up():
+            args = ("", list(pids))
+            found = await self._movers.call("look", *args, deadline_s=ANSWER_S)
+        else:
+            found = await self._ask_nvml("look", list(pids))
+        seen = msgspec.convert(found, Seen)
+        free_bytes = seen.free_bytes
+        states: dict[int, CheckpointState | GpuError] = {
+            pid: CheckpointState(state) for pid, state in seen.states.items()
+        }
+        return GpuLook(
+            free_bytes=await self.free_bytes() if free_bytes is None else free_bytes,
+            bytes_by_pid=seen.bytes_by_pid,
+            names_users=seen.names_users and not self._rows_doubted,
+            elsewhere=seen.elsewhere,
+            states=states | {pid: failure.error() for pid, failure in seen.errors.items()},
+        )
 
     async def bytes_by_pid(self) -> dict[int, int]:
         if self._gave_up():
@@ -133,11 +148,13 @@ class RemoteGpu:
         found = await self._ask_nvml("processes")
         return msgspec.convert(found, dict[int, int])
 
-    async def users_elsewhere(self) -> dict[int, str]:
-        if self._gave_up():
-            return {}
-        found = await self._movers.call("users_elsewhere", self._uuid, deadline_s=ANSWER_S)
-        return msgspec.convert(found, dict[int, str])
+    async def measured_checkpoint(self, pid: int, within_s: float) -> tuple[int | None, int | None]:
+        """Checkpoint ``pid``. Return the bytes that were free before and after; ``None``: NVML did
+        not say."""
+        args = (pid, "" if self._gave_up() else self._uuid)
+        deadline_s = max(ANSWER_S, within_s)
+        before, after = await self._movers.call("measured_checkpoint", *args, deadline_s=deadline_s)
+        return before, after
 
     async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
         """Restore as ``RemoteDriver`` does, once one of ``claims_bytes`` could be allocated."""

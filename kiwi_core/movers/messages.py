@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from kiwi_core.errors import GpuError
+
 HEAD_BYTES: Final = 4
 
 FRAME_MAX_BYTES: Final = 16 << 20
@@ -26,6 +28,25 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
     remedy: str = ""
     driver_code: int | None = None
+
+    @classmethod
+    def of(cls, error: GpuError) -> Failure:
+        return cls(error.code, error.message, error.remedy, error.driver_code)
+
+    def error(self) -> GpuError:
+        return GpuError(self.code, self.message, self.remedy, driver_code=self.driver_code)
+
+
+class Seen(msgspec.Struct):
+    """The answer to the call ``look``: the fields of ``GpuLook``, with the driver's errors apart.
+    ``free_bytes`` is ``None`` where NVML was not asked."""
+
+    free_bytes: int | None = None
+    bytes_by_pid: dict[int, int] = {}
+    names_users: bool = False
+    elsewhere: dict[int, str] = {}
+    states: dict[int, int] = {}
+    errors: dict[int, Failure] = {}
 
 
 class CallAnswer(msgspec.Struct, frozen=True, array_like=True):

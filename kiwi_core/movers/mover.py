@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kiwi_core import interpreter
-from kiwi_core.errors import GpuError
 from kiwi_core.movers.messages import HEAD_BYTES, Call, CallAnswer, body_bytes, frame
 
 if TYPE_CHECKING:
@@ -117,7 +116,6 @@ def _process(its: socket.socket, environment: Mapping[str, str] | None) -> subpr
 
 def value_of(answer: CallAnswer) -> Any:
     """Return what the call returned, or raise ``GpuError``, whatever it raised."""
-    failure = answer.failure
-    if failure is None:
+    if answer.failure is None:
         return answer.value
-    raise GpuError(failure.code, failure.message, failure.remedy, driver_code=failure.driver_code)
+    raise answer.failure.error()

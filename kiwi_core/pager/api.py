@@ -4,7 +4,7 @@ Every backend has the interface ``Pager`` and passes the contract suite in
 ``tests/pager/contract.py``. Its coroutines run in the daemon's loop, one task for each operation,
 and never block it: a driver call is made by a mover. Calls for one session wait for each other.
 
-``deadline_ns`` is on ``time.monotonic_ns()``'s clock. It bounds what *can* be bounded (waiting for
+``deadline_ns`` is on ``kiwi_core.clock``'s time. It bounds what *can* be bounded (waiting for
 the lock, waiting for room, the time that a driver call gets). The pager then gives up a driver call
 that hangs, but the operation ends only when the driver reports the state of the process: the caller
 watches that.

@@ -8,15 +8,15 @@ opens the gates last. After an error each process is as the operation found it, 
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
-from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.api import Lost, Moved, Refused, worst
 from kiwi_core.pager.checkpoint.ports import Stop, as_stop
 from kiwi_core.pager.checkpoint.room import Reservation
 from kiwi_core.pager.linked import all_yield
@@ -47,7 +47,7 @@ class LinkedOperation:
     _target: Target
     _deadline_ns: int
     _look: Callable[[Target], list[LinkedProcess]]
-    _began_ns: int = field(default_factory=time.monotonic_ns)
+    _began_ns: int = field(default_factory=clock.now_ns)
 
     async def do(self, operation: Callable[[LinkedOperation], Awaitable[Moved]]) -> Moved:
         try:
@@ -109,13 +109,13 @@ class LinkedOperation:
         return self._moved(0)  # the session was out already, with all its memory
 
     async def page_in(self, room_wait_ns: int) -> Moved:
-        seen = await self._checkpoint.observe(self._target)
+        seen = await self._checkpoint.seen(self._target)
         links = self._look(self._target)
-        by_driver = await self._checkpoint.locked_or_out(link.ref for link in links)
+        by_driver = await self._held_by_driver(links)
         out = _in(links, Residency.PAGED_OUT)
         first = [link for link in out if link.ref not in by_driver]
         later = [link for link in out if link.ref in by_driver]
-        own_pids = [m.ref.pid for m in seen.processes] + [link.ref.pid for link in links]
+        own_pids = [m.ref.pid for m in seen] + [link.ref.pid for link in links]
         reservation = _reservation(out, own_pids)
         back: list[LinkedProcess] = []
         resumed: list[LinkedProcess] = []
@@ -143,16 +143,20 @@ class LinkedOperation:
         its first driver call; the driver moves such a process until a page-in or resume unlocks it.
         """
         links = self._look(self._target)
-        by_driver = await self._checkpoint.locked_or_out(link.ref for link in links)
+        by_driver = await self._held_by_driver(links)
         return [link for link in links if link.ref not in by_driver]
+
+    async def _held_by_driver(self, links: Sequence[LinkedProcess]) -> frozenset[ProcessRef]:
+        refs = [link.ref for link in links]
+        return await self._checkpoint.locked_or_out(self._target, refs)
 
     async def _found(self) -> _Found:
         links = await self._ours()
-        rest = await self._checkpoint.observe(await self._driver_part())
+        rest = await self._checkpoint.seen(await self._driver_part())
         return _Found(
             suspended=_in(links, Residency.SUSPENDED),
             out={link.ref for link in _in(links, Residency.PAGED_OUT)},
-            rest_ran=rest.residency is Residency.RESIDENT,
+            rest_ran=worst([memory.residency for memory in rest]) is Residency.RESIDENT,
         )
 
     async def _out_now(self) -> Moved:
@@ -163,15 +167,14 @@ class LinkedOperation:
 
     async def _in_gpu_bytes(self) -> int:
         """Return what NVML counts; 0 if it cannot be read, because the move is done anyway."""
-        self._checkpoint.forget_readings()
         with suppress(GpuError):
-            return (await self._checkpoint.observe(self._target)).resident_bytes
+            return sum(one.resident_bytes for one in await self._checkpoint.seen(self._target))
         return 0
 
     async def _suspend_all(self, suspended: list[LinkedProcess]) -> list[LinkedProcess]:
         """Shut gates until a look finds none open. ``suspended`` gets the processes whose gates
         are shut here."""
-        until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
+        until_ns = min(self._deadline_ns, clock.now_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
             links = await self._ours()
             running = _in(links, Residency.RESIDENT)
@@ -198,7 +201,7 @@ class LinkedOperation:
     ) -> int:
         if not out:
             return 0
-        until_ns = min(self._deadline_ns, time.monotonic_ns() + room_wait_ns)
+        until_ns = min(self._deadline_ns, clock.now_ns() + room_wait_ns)
         await self._checkpoint.room.wait(reservation, until_ns, self._still_wanted)
         sizes = _out_bytes(out)
         moved_bytes = await self._all_do(out, "page-in", back)
@@ -230,7 +233,7 @@ class LinkedOperation:
         if not links:
             return 0
         until_ns = deadline_ns or self._deadline_ns
-        outcomes = await self._links.perform(links, step, until_ns)
+        outcomes = await self._perform(links, step, until_ns)
         moved_bytes = 0
         failed: list[Outcome] = []
         for link, outcome in zip(links, outcomes, strict=True):
@@ -244,6 +247,13 @@ class LinkedOperation:
         for outcome in sorted(failed, key=lambda one: not isinstance(one, Lost)):
             raise Stop(outcome)  # type: ignore[arg-type]  # no Moved is among them
         return moved_bytes
+
+    async def _perform(
+        self, links: Sequence[LinkedProcess], step: LibraryStep, until_ns: int
+    ) -> list[Outcome]:
+        if links:
+            self._checkpoint.wall(self._target)
+        return await self._links.perform(links, step, until_ns)
 
     async def _ask(self, call: Callable[[Target, int], Awaitable[Outcome]], target: Target) -> int:
         outcome = await call(target, self._deadline_ns)
@@ -280,8 +290,8 @@ class LinkedOperation:
         outcomes = [await self._checkpoint.page_in(await self._driver_part(), self._undo_by_ns())]
         links = await self._ours()  # includes those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)
-        outcomes += await self._links.perform(out, "page-in", self._undo_by_ns())
-        await self._links.perform(_in(links, Residency.SUSPENDED), "resume", self._undo_by_ns())
+        outcomes += await self._perform(out, "page-in", self._undo_by_ns())
+        await self._perform(_in(links, Residency.SUSPENDED), "resume", self._undo_by_ns())
         for outcome in outcomes:
             stop.lacks_room(outcome)
         return True
@@ -312,8 +322,8 @@ class LinkedOperation:
         return True
 
     async def _is_owned(self) -> bool:
-        seen = await self._checkpoint.observe(self._target)
-        return is_owned(self._look(self._target), seen.processes)
+        seen = await self._checkpoint.seen(self._target)
+        return is_owned(self._look(self._target), seen)
 
     async def _bring_back(self, stop: Stop, out: list[LinkedProcess]) -> None:
         """Bring ``out`` back into the room that it has just left. That room shows up as free late,
@@ -345,17 +355,17 @@ class LinkedOperation:
     async def _undo(
         self, stop: Stop, links: list[LinkedProcess], step: LibraryStep, else_: str
     ) -> None:
-        outcomes = await self._links.perform(links, step, self._undo_by_ns())
+        outcomes = await self._perform(links, step, self._undo_by_ns())
         for link, outcome in zip(links, outcomes, strict=True):
             if not isinstance(outcome, Moved):
                 stop.add(f"Process {link.ref.pid} {else_}: {outcome.detail}")
 
     def _undo_by_ns(self) -> int:
         """Return the deadline for undoing, which has its own time: the operation's may be over."""
-        return time.monotonic_ns() + self._config.operation_deadline_min_ns
+        return clock.now_ns() + self._config.operation_deadline_min_ns
 
     def _moved(self, moved_bytes: int) -> Moved:
-        return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+        return Moved(moved_bytes, clock.now_ns() - self._began_ns)
 
 
 def is_owned(links: Sequence[LinkedProcess], processes: Sequence[ProcessMemory]) -> bool:

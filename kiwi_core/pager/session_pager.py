@@ -10,11 +10,11 @@ another session, makes the driver move that, too.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kiwi_core import clock
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
@@ -88,12 +88,13 @@ class SessionPager:
         return await self._run(target, deadline_ns, self._checkpoint.resume, LinkedOperation.resume)
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        if (refused := await self._refusal_for_ram(target)) is not None:
-            return refused
         by_driver, with_libraries = self._checkpoint.page_out, LinkedOperation.page_out
-        outcome = await self._with_stopped_continued(
-            target, lambda: self._run(target, deadline_ns, by_driver, with_libraries)
-        )
+        with self._checkpoint.operation(target):
+            if (refused := await self._refusal_for_ram(target)) is not None:
+                return refused
+            outcome = await self._with_stopped_continued(
+                target, lambda: self._run(target, deadline_ns, by_driver, with_libraries)
+            )
         if isinstance(outcome, Refused) and outcome.reason is Reason.NO_HOST_MEMORY:
             return _with_shortage(outcome, self._living(target))
         return outcome
@@ -196,6 +197,8 @@ class SessionPager:
         """Run an operation that must not meet a process that Ctrl-Z has stopped. Run it a second
         time if Ctrl-Z came between the look for stopped processes and the operation's own."""
         for last in (False, True):
+            if self.why_stopped(target):
+                self._checkpoint.wall(target)  # what goes on now can be asked
             async with continued(self._checkpoint.using(target)):
                 outcome = await run()
             stopped = isinstance(outcome, Refused) and outcome.reason is Reason.STOPPED
@@ -213,15 +216,18 @@ class SessionPager:
         """Run ``by_driver`` if no process has Kiwi's library, else ``with_libraries``. That is the
         usual case, also with the default pager: every kernel has the library's gate."""
         lock = self._lock_of(target.session)
-        left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / NS_PER_S)
+        left_s = max(0.0, (deadline_ns - clock.now_ns()) / NS_PER_S)
         try:
             # With the lock free, a deadline that is over does not refuse: the operation itself
             # does.
-            await asyncio.wait_for(lock.acquire(), left_s if lock.locked() else None)
+            waits = lock.locked()
+            await asyncio.wait_for(lock.acquire(), left_s if waits else None)
         except asyncio.TimeoutError:
             detail = "Another operation on this session is still under way."
             return Refused(Reason.LOCK_TIMEOUT, detail)
         try:
+            if waits:
+                self._checkpoint.wall(target)
             if (refused := self._checkpoint.refusal_of_stopped(target)) is not None:
                 return refused
             if not self._living(target):
@@ -229,7 +235,8 @@ class SessionPager:
             operation = LinkedOperation(
                 self._checkpoint, self._links, self._config, target, deadline_ns, self._living
             )
-            return await operation.do(with_libraries)
+            with self._checkpoint.operation(target):
+                return await operation.do(with_libraries)
         except Stop as stop:
             return stop.outcome
         except GpuError as error:

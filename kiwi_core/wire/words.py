@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.units import format_wait_s, ordinal
+from kiwi_core.units import MIB, format_bytes, format_wait_s, ordinal
 
 if TYPE_CHECKING:
     from kiwi_core.wire.messages import Waiting
@@ -71,6 +71,26 @@ def turn_text(gpu: GpuStatus, holder: SessionStatus) -> str:
 def keeps_text(keeps_s: float) -> str:
     """Return that a program keeps its place, and for how long at most, to follow its name."""
     return f"keeps the GPU for up to {_whole(max(1.0, keeps_s))} in case its next cell comes"
+
+
+BURSTS_COUNTED: Final = 8
+"""Number of bursts whose largest need counts, as in the scheduler."""
+
+COUNTED_GAP_BYTES: Final = 64 * MIB
+"""A need that differs less from what a session holds explains no wait."""
+
+
+def counted_text(session: SessionStatus) -> str:
+    """Return what the session counts with and why, if it holds much less now; "" if it does not.
+    Without these words nobody would see why it waits, or why others wait for it."""
+    counted_bytes = session.peak_bytes or 0
+    held_bytes = session.resident_bytes + session.paged_out_bytes
+    if counted_bytes - held_bytes < COUNTED_GAP_BYTES:
+        return ""
+    return (
+        f"counted with up to {format_bytes(counted_bytes)}, the most of its last {BURSTS_COUNTED}"
+        f" bursts; it holds {format_bytes(held_bytes)} now"
+    )
 
 
 def load_text(gauges: GaugesStatus) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import sys
+import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from kiwi_core.errors import KiwiError
+from kiwi_core.wire.words import counted_text
 from kiwi_jupyter.kernel.status_view import StatusView
 
 if TYPE_CHECKING:
@@ -28,6 +31,12 @@ Kiwi shares the GPU between notebooks. Cells that may use the GPU wait for their
   %%kiwi cpu        first line of a cell: it does not use the GPU, run it at once
   %%kiwi gpu        first line of a cell: it does use the GPU, wait for it first
 """
+
+KEPT_BY_ERROR: Final = (
+    "The traceback of the last error keeps the variables of the functions that failed, and may keep"
+    " GPU memory with them: `import sys; sys.last_traceback = sys.last_value = sys.last_exc = None`"
+    " lets them go."
+)
 
 
 @magics_class
@@ -102,6 +111,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
                 print("Kiwi has not looked at a cell yet (no daemon, no GPU, or off).")  # noqa: T201
                 return
             self._say_why("The last cell", verdict.gpu, verdict.why)
+            self._say_need()
             return
         try:
             tree = ast.parse(self.shell.transform_cell(code))
@@ -117,6 +127,24 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         tainted = self._extension.analyzer.tainted
         if tainted:
             print(f"Kiwi checks the object behind every name, because {tainted}.")  # noqa: T201
+
+    def _say_need(self) -> None:
+        """Say with how much memory this notebook counts, and what may keep its memory."""
+        session = self._extension.session
+        client = session.connected_client
+        if client is None or client.welcome is None:
+            return
+        try:
+            sessions = client.status().sessions
+        except KiwiError:
+            return
+        own = next((one for one in sessions if one.id == client.welcome.session), None)
+        if own is None:
+            return
+        if counted := counted_text(own):
+            print(f"This notebook is {counted}.")  # noqa: T201
+        if (own.resident_bytes or own.paged_out_bytes) and last_error_keeps_variables():
+            print(KEPT_BY_ERROR)  # noqa: T201
 
     # --- doing
 
@@ -146,6 +174,22 @@ class KiwiMagics(Magics):  # type: ignore[misc]
     def _on(self, _rest: str) -> None:
         self._extension.switch_on()
         print("Kiwi is on in this kernel.")  # noqa: T201
+
+
+def last_error_keeps_variables() -> bool:
+    """Return whether the traceback of the last error has a function's frame. (Those of IPython and
+    Kiwi do not count, and the variables of a cell itself are the notebook's.)"""
+    errors = (getattr(sys, name, None) for name in ("last_exc", "last_value"))
+    frames = [
+        frame
+        for error in errors
+        for frame, _ in traceback.walk_tb(getattr(error, "__traceback__", None))
+    ]
+    return any(
+        frame.f_locals is not frame.f_globals
+        and frame.f_globals.get("__name__", "").partition(".")[0] not in ("IPython", "kiwi_jupyter")
+        for frame in frames
+    )
 
 
 def _unknown(word: str, known: list[str], *, cell: bool = False) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
-from kiwi_core.wire.words import keeps_text, load_text, wait_text
+from kiwi_core.wire.words import counted_text, keeps_text, load_text, wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,6 +88,8 @@ class StatusView:
         rows = [("This notebook", f"{own.state.value}, {_memory(own)}{_MOVED_BY[own.pager]}")]
         if place is not None:
             rows.append(("Wait", f"{ordinal(place.position)} in line{_expected(place)}"))
+        if counted := counted_text(own):
+            rows.append(("Need", counted))
         rows.append(("So far", _history(own)))
         if own.stopped:
             rows.append(("Stopped", own.stopped))
@@ -105,6 +107,8 @@ class StatusView:
         holders = [names.get(h, h) for h in status.holders]
         kept = [s for s in status.sessions if s.keeps_s is not None]
         holders += [f"{names[s.id]} {keeps_text(s.keeps_s or 0)}" for s in kept]
+        active = {*status.holders, *(entry.session for entry in status.queue)} - {self._mine}
+        needs = ((s.name, counted_text(s)) for s in status.sessions if s.id in active)
         rows = [("Has the GPU", ", ".join(holders) if holders else "nobody")]
         # (this notebook's own has a row of its own)
         others = (s for s in status.sessions if s.problem_text and s.id != self._mine)
@@ -115,6 +119,7 @@ class StatusView:
             who = names.get(entry.session, entry.session)
             wait = _expected(entry) + why.get(entry.session, "")
             rows.append((ordinal(entry.position), who + wait))
+        rows += [("Need", f"{name}: {text}") for name, text in needs if text]
         return rows
 
     def __repr__(self) -> str:

@@ -1,35 +1,43 @@
 """JupyterHub with three spawners: users share a GPU, see their own names only, and alter nothing of
-others; and its options page."""
+others; its options page, and idle kernels."""
 
 from __future__ import annotations
 
 import re
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from install import USERS
+from install import REPOSITORY, USERS
 from nodes import until
 from slurm_checks import ADA, BOB, ended, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from nodes import Node
     from verdict import Verdict
 
 PYTHON = "/opt/kiwi/bin/python"
+SOON = """
+c.MappingKernelManager.cull_idle_timeout = 10
+c.MappingKernelManager.cull_interval = 1
+"""
 
 
 @contextmanager
-def hub(node: Node, work: Path, kind: str, user: str = "root") -> Iterator[None]:
-    """Run a hub on ``node`` until the end of the block."""
+def hub(
+    node: Node, work: Path, kind: str, user: str = "root", *, culls: bool = False
+) -> Iterator[None]:
+    """Run a hub on ``node`` until the end of the block. ``culls``: with the hub's idle culler."""
     place = f"/var/spool/hub-{kind}"
     node.run("install", "-d", "-o", user, "-m", "0700", place)
     running = node.start(
         "jupyterhub", "-f", work / "hub/jupyterhub_config.py", user=user, directory=place,
-        env={"HUB_SPAWNER": kind, "HUB_EXAMPLES": str(work / "jupyterhub")}, log=f"hub.{kind}.log",
+        env={"HUB_SPAWNER": kind, "HUB_EXAMPLES": str(work / "jupyterhub"),
+             "HUB_CULLS": "1" if culls else ""},
+        log=f"hub.{kind}.log",
     )  # fmt: skip
     asks = 'import urllib.request as u; u.urlopen("http://127.0.0.1:8000/hub/api"); print("up")'
     try:
@@ -98,3 +106,49 @@ def check_form(verdict: Verdict, work: Path, head: Node, kn1: Node) -> None:
     finally:
         ended(busy)
         kn1.run("kiwi", "set", "tq=3")
+
+
+def check_culling(verdict: Verdict, work: Path, node: Node) -> None:
+    """Check the configuration that keeps idle kernels with GPU memory, with Jupyter Server's timer
+    and the hub's. Ada's kernel has memory, which a program of bob's needs out of the way."""
+    recipe = (REPOSITORY / "packaging/jupyter_server/keep_gpu_memory.py").read_text()
+    places = [Path(f"/home/{user}/.jupyter/jupyter_server_config.py") for user in USERS]
+    for place in places:
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(recipe + SOON)
+        node.run("chown", "-R", f"{place.parent.parent.name}:", place.parent)
+
+    def kernels(user: str) -> list[str]:
+        return drive(node, work, "kernels", user).split()
+
+    def sessions() -> list[tuple[int, str]]:
+        return [(gpu["index"], one["state"]) for gpu in node.status()["gpus"]
+                for one in gpu["sessions"] if one["owner"] == ADA]  # fmt: skip
+
+    try:
+        with hub(node, work, "local", culls=True):
+            drive(node, work, "run", str(work / "programs/notebook.py"), ADA)
+            until(lambda: [state for _, state in sessions()] == ["idle"], "the notebook idles")
+            ((gpu, _),) = sessions()
+            (holder,) = kernels(ADA)
+            node.run("kiwi", "run", "--gpu", gpu, "--", *program(work, 300, 1), user=BOB)
+            verdict.judge("the memory of an idle kernel is paged out for another program",
+                          sessions() == [(gpu, "paged-out")], sessions())  # fmt: skip
+            drive(node, work, "kernel", ADA)
+            until(lambda: len(kernels(ADA)) == 2, "a second kernel runs")
+            until(lambda: kernels(ADA) == [holder], "the culler has ended a kernel", 60)
+            verdict.judge("Jupyter Server's culler ends an idle kernel without memory, and keeps"
+                          " the other", True)  # fmt: skip
+            # From here on, nobody but the kernel keeps ada's server, and nobody keeps bob's.
+            drive(node, work, "start", BOB)
+            until(lambda: "none" in drive(node, work, "server", BOB).split(),
+                  "the hub has ended bob's server", 90)  # fmt: skip
+            verdict.judge("the hub's culler ends an idle server, and keeps the one with that"
+                          " kernel", kernels(ADA) == [holder], kernels(ADA))  # fmt: skip
+            verdict.judge("whose memory is still paged out", sessions() == [(gpu, "paged-out")],
+                          sessions())  # fmt: skip
+            said = drive(node, work, "run", str(work / "programs/intact.py"), ADA)
+            verdict.check("and comes back, every byte intact", said, "after idling: 0")
+    finally:
+        for place in places:
+            place.unlink()

@@ -21,7 +21,10 @@ DEBIAN = {
     "libc6-dev": "", "python3-venv": "", "npm": "npm",
 }  # fmt: skip
 """Packages, and the program by which each is known if another package may bring it."""
-PYTHON = ("jupyterlab>=4.2,<5", "jupyterhub>=5,<6", "batchspawner", "sudospawner", "aiohttp")
+PYTHON = (
+    "jupyterlab>=4.2,<5", "jupyterhub>=5,<6", "jupyterhub-idle-culler", "batchspawner",
+    "sudospawner", "aiohttp",
+)  # fmt: skip
 PROXY = "configurable-http-proxy@5"
 MOUNT_POINTS = (Path("/opt/kiwi"), Path("/var/cache/kiwi"), Path("/var/lib/kiwi"))
 SUDOERS = Path("/etc/sudoers.d/kiwi-cluster")

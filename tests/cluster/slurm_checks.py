@@ -1,5 +1,5 @@
 """Slurm: the right GPU, the notebooks' partition, the wait as a weight, a node without a daemon,
-suspended programs, and the usage of a job."""
+suspended programs, the usage of a job, and what a job leaves behind."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def start(head: Node, compute: list[Node]) -> None:
     for node in (head, *compute):
         node.run("setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups", "munged")
     head.start("slurmctld", "-D", log="slurmctld.log")
+    # Here a program that has left its parents outlives its job, as without control groups.
+    compute[-1].run("sed", "-i", "s,proctrack/cgroup,proctrack/linuxproc,", "/etc/slurm/slurm.conf")
     for node in compute:
         node.start("slurmd", "-D", "-N", node.name, log=f"slurmd.{node.name}.log")
     until(lambda: idle(head) == {node.name for node in compute}, "Slurm's nodes are idle", 60)
@@ -212,6 +214,40 @@ def check_little_ram(verdict: Verdict, work: Path, head: Node, kn3: Node) -> Non
     said = (work / "beside-idle").read_text()
     verdict.judge("the job that waited gets on, every byte intact", told(said).get("wrong") == 0,
                   said)  # fmt: skip
+
+
+def check_leftovers(verdict: Verdict, work: Path, head: Node, kn3: Node) -> None:
+    """Check the epilog: an idle notebook of ada's outlives its job, and its memory is paged out
+    because bob's job on the same GPU has needed the room."""
+    idle = f"KIWI_GPU=0 setsid -f python {work}/programs/idle_notebook.py once"
+    job = ["sbatch", "--parsable", "-p", "counted", "--gres=kiwi:1", "--mem=1200", "-o", "left.txt",
+           "--wrap", f"{idle}; sleep 600"]  # fmt: skip
+    number = head.run(*job, user=ADA).strip()
+    shown = Path(f"/home/{ADA}/left.txt")
+
+    def state(owner: str, sessions: list[dict[str, Any]]) -> str:
+        return next((one["state"] for one in sessions if one["owner"] == owner), "gone")
+
+    def now(owner: str) -> str:
+        return state(owner, kn3.gpu(0)["sessions"])
+
+    until(lambda: "taken" in shown.read_text(), "the notebook has its memory", 120)
+    other = head.start("srun", "-p", "counted", "--gres=kiwi:1", "--mem=1200", "kiwi", "run",
+                       "--gpu", 0, "--require", "--", *program(work, 300, 30), user=BOB,
+                       log="beside-leftover")  # fmt: skip
+    until(lambda: now(ADA) == "paged-out" and now(BOB) == "running", "bob's has the room", 120)
+    head.run("scancel", number)
+    until(lambda: kn3.run("cat", f"/var/spool/epilog.{number}") == "0\n", "the epilog has run", 60)
+    (left,) = (gpu for gpu in json.loads(kn3.run("cat", f"/var/spool/left.{number}"))["gpus"]
+               if gpu["index"] == 0)  # fmt: skip
+    verdict.judge("a notebook outlives its job, its memory paged out",
+                  state(ADA, left["sessions"]) == "paged-out", left)  # fmt: skip
+    until(lambda: "the kernel has ended" in shown.read_text(), "the leftover is ended")
+    verdict.judge("the epilog ends it", now(ADA) == "gone", kn3.gpu(0)["sessions"])
+    verdict.judge("and leaves another job's program on that GPU alone", now(BOB) == "running")
+    other.wait(120)
+    said = (work / "beside-leftover").read_text()
+    verdict.judge("which ends by itself, every byte intact", told(said).get("wrong") == 0, said)
 
 
 def ended(programs: list[subprocess.Popen[bytes]]) -> None:

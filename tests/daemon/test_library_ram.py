@@ -205,7 +205,7 @@ def test_a_library_that_gives_nothing_back_delays_a_page_out_only_briefly(
         frozen = machine.library("frozen", 30, held_gib=30)
         machine.library("b", 30)
         took_s = await machine.make_ram_room(SessionId("b"), 20 * GIB, soon_ns())
-        assert 0.3 <= took_s <= 0.3 + LOOK_AGAIN_S
+        assert 0.3 <= round(took_s, 6) <= 0.3 + LOOK_AGAIN_S
         assert recorded(frozen).limits[-1].arena_bytes == 0, "it was asked"
         machine.links.remove(frozen)
         machine.budget_bytes = 0

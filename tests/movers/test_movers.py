@@ -80,14 +80,18 @@ def gone(pids: list[int]) -> bool:
 def test_a_process_goes_out_and_comes_back(world: World) -> None:
     movers, program = world.movers(), world.program()
     driver, before = RemoteDriver(movers), program.digest()
+    gpu = RemoteGpu(movers, world.gpu.uuid, 64 * MIB)
+    free_bytes = world.loop.run(gpu.free_bytes())
     for call, then in (
         (driver.lock(program.pid, 5000), CheckpointState.LOCKED),
-        (driver.checkpoint(program.pid, LONG_S), CheckpointState.CHECKPOINTED),
+        (gpu.measured_checkpoint(program.pid, LONG_S), CheckpointState.CHECKPOINTED),
         (driver.restore(program.pid, LONG_S), CheckpointState.LOCKED),
         (driver.unlock(program.pid), CheckpointState.RUNNING),
     ):
-        world.loop.run(call)
+        measured = world.loop.run(call)
         assert world.state(movers, program.pid) is then
+        if then is CheckpointState.CHECKPOINTED:
+            assert measured[0] == free_bytes < measured[1]
     assert program.digest() == before
 
 
@@ -100,8 +104,14 @@ def test_nvml_is_read_through_a_mover(world: World) -> None:
     assert used[program.pid] >= MIB
     hidden_bytes = 64 * MIB - sum(used.values()) - world.loop.run(remote.free_bytes())
     assert 0 <= hidden_bytes <= 6 * MIB, "NVML leaves out a part of the context"
-    assert world.loop.run(remote.users_elsewhere()) == {}
-    assert isinstance(world.loop.run(remote.names_users()), bool)
+    seen = world.loop.run(remote.look([program.pid, os.getpid()]))
+    assert seen.bytes_by_pid == used
+    assert seen.free_bytes == world.loop.run(remote.free_bytes())
+    assert seen.elsewhere == {}
+    assert seen.states == {
+        program.pid: CheckpointState.RUNNING,
+        os.getpid(): CheckpointState.NOT_A_CUDA_PROCESS,
+    }
     gauges = world.loop.run(remote.gauges())
     assert gauges.power_w is not None
     assert gauges.power_limit_w is not None
@@ -127,7 +137,7 @@ def test_a_call_that_hangs_is_given_up_and_another_worker_asks(world: World) -> 
     world.loop.run(driver.lock(stuck.pid, 5000))
     workers = list(movers.pids)
     world.faults.set("hang", pid=stuck.pid, operation="checkpoint")
-    call = movers.call("checkpoint", stuck.pid, deadline_s=HANGS_S)
+    call = movers.call("measured_checkpoint", stuck.pid, "", deadline_s=HANGS_S)
     hanging = world.loop.begin(call)
     wait_until(lambda: world.faults.hanging() == 1, "it hangs")
     assert world.state(movers, other.pid) is CheckpointState.RUNNING, "others go on meanwhile"
@@ -147,10 +157,12 @@ def test_a_worker_that_is_killed_in_mid_call(world: World) -> None:
     world.faults.set("hang", pid=program.pid, operation="lock")
     call = world.loop.begin(RemoteDriver(movers).lock(program.pid, 30_000))
     wait_until(lambda: world.faults.hanging() == 1, "it hangs")
-    for pid in movers.pids:
+    killed = set(movers.pids)
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(Hung, match="ended in mid-call"):
         call.result(LONG_S)
+    wait_until(lambda: not killed & set(movers.pids), "their ends are noticed")
     world.faults.clear()
     wait_until(lambda: world.state(movers, program.pid) is CheckpointState.LOCKED, "it is done")
 

@@ -14,6 +14,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import claims
 from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.gpu.looks import GpuLook
 from kiwi_core.gpu.nvml import UtilisationSample
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
@@ -68,9 +69,11 @@ class Machine:
         assert timeout_ms > 0
         self._move("lock", pid)
 
-    async def checkpoint(self, pid: int, within_s: float) -> None:
+    async def measured_checkpoint(self, pid: int, within_s: float) -> tuple[int | None, int | None]:
         assert within_s > 0
+        before_bytes = None if self.nvml_fails else await self.free_bytes()
         self._move("checkpoint", pid)
+        return before_bytes, None if self.nvml_fails else await self.free_bytes()
 
     async def restore(self, pid: int, within_s: float) -> None:
         self._move("restore", pid)
@@ -109,16 +112,22 @@ class Machine:
     def doubt_rows(self, doubted: bool) -> None:
         pass
 
-    async def names_users(self) -> bool:
-        return self.names
+    async def look(self, pids: Sequence[int] = ()) -> GpuLook:
+        states: dict[int, CheckpointState | GpuError] = {}
+        seen = GpuLook(
+            await self.free_bytes(), await self.bytes_by_pid(), self.names, self.elsewhere, states
+        )
+        for pid in pids:
+            try:
+                states[pid] = await self.checkpoint_state(pid)
+            except GpuError as error:
+                states[pid] = error
+        return seen
 
     async def bytes_by_pid(self) -> dict[int, int]:
         self._check_nvml()
         outside = {99: self.outside} if self.outside else {}
         return outside | {p: s for p, s in self._resident().items() if p not in self.unlisted}
-
-    async def users_elsewhere(self) -> dict[int, str]:
-        return self.elsewhere
 
     async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
         self.claims.append(claims_bytes)

@@ -187,6 +187,15 @@ def test_a_reading_of_a_held_session_is_exact():
     assert world.scheduler.view(16 * NS_PER_S).session("a").peak_bytes == 1 * GIB
 
 
+def test_a_peak_that_is_hardly_more_than_a_context_is_not_shown_as_the_need():
+    world = World("gpu 100 tq=10")
+    world.do(0, "a joins; memory")
+    world.do(1, "a asks 1; a ends 1; memory a=1")
+    assert world.scheduler.view(world.now_ns).session("a").peak_bytes is None
+    world.do(2, "a asks 2; memory a=30; a ends 2; memory a=30")
+    assert world.scheduler.view(world.now_ns).session("a").peak_bytes == 30 * GIB
+
+
 def test_a_session_that_is_being_stopped_is_a_holder_and_does_not_wait_yet():
     world = World("gpu 10 tq=10 mode=always")
     world.do(0, "a joins; b joins; memory")

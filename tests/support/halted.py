@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +29,9 @@ def debugged(pid: int) -> Iterator[None]:
     try:
         while new := {int(one) for one in os.listdir(f"/proc/{pid}/task")} - held:
             for thread in new:
-                assert ptrace(_ATTACH, thread, None, None) == 0, os.strerror(ctypes.get_errno())
+                if ptrace(_ATTACH, thread, None, None) != 0:
+                    assert ctypes.get_errno() == errno.ESRCH, os.strerror(ctypes.get_errno())
+                    continue  # it has ended since it was listed
                 held.add(thread)
                 os.waitpid(thread, _WALL)
         yield

@@ -14,9 +14,19 @@ import pytest
 
 from kiwi_core.cli.status_text import gpu_lines
 from kiwi_core.cli.terminal import Style
+from kiwi_core.sched.model.needs import PEAKS_KEPT
 from kiwi_core.states import AntiThrash
+from kiwi_core.units import MIB
 from kiwi_core.wire.status import GpuStatus, MemoryStatus, OutsideProgram, SchedulerStatus
-from kiwi_core.wire.words import keeps_text, load_text, outside_text, turn_text, wait_text
+from kiwi_core.wire.words import (
+    BURSTS_COUNTED,
+    counted_text,
+    keeps_text,
+    load_text,
+    outside_text,
+    turn_text,
+    wait_text,
+)
 from kiwi_jupyter.kernel.status_view import StatusView
 
 TABLE = Path(__file__).parents[1] / "support" / "surface_words.json"
@@ -83,3 +93,30 @@ def test_programs_outside_are_named_as_far_as_one_may_see_them() -> None:
     text = "\n".join(gpu_lines(gpu, Style(False)))
     assert "outside Kiwi: python3 (pid 4711), 3 GiB" in text
     assert "outside Kiwi: another user, 1 GiB" in text
+
+
+def test_a_need_that_is_more_than_what_is_held_is_said_of_those_that_run_or_wait() -> None:
+    assert BURSTS_COUNTED == PEAKS_KEPT
+    gpu = status_of(CASES[1])
+    sizes = {"a": (452, 2, 0), "b": (452, 0, 400), "c": (None, 2, 0)}
+    sessions = [
+        msgspec.structs.replace(
+            one,
+            peak_bytes=None if peak is None else peak * MIB,
+            resident_bytes=resident * MIB,
+            paged_out_bytes=out * MIB,
+        )
+        for one in gpu.sessions
+        for peak, resident, out in [sizes[one.id]]
+    ]
+    gpu = msgspec.structs.replace(gpu, sessions=sessions)
+    words = "counted with up to 452 MiB, the most of its last 8 bursts; it holds 2 MiB now"
+    assert [counted_text(one) for one in sessions] == [words, "", ""]
+    assert [line.strip() for line in gpu_lines(gpu, Style(False)) if "counted" in line] == [
+        f"needs     a.ipynb (ada): {words}"
+    ]
+    for mine, row in (("a", words), ("", f"a.ipynb: {words}")):
+        rows = StatusView(gpu, mine=mine, problem="", enabled=True).rows()
+        assert [text for word, text in rows if word == "Need"] == [row]
+    idle = msgspec.structs.replace(gpu, holders=[])
+    assert not any("counted" in line for line in gpu_lines(idle, Style(False)))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import select
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon.base.peers import peer_of
 from kiwi_core.errors import NO_MORE, PeerError
 from kiwi_core.peer_limits import ARRIVALS, CONNECTIONS, SILENT
@@ -65,7 +65,7 @@ class Admission:
 
     def enter(self, peer: Peer) -> None:
         """Raise ``PeerError("too-many-connections")`` if ``peer`` may not connect."""
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         account = self._turns.account(peer.uid)
         if account.arrivals.empty_ns(now_ns):
             self._shares[ARRIVALS].refused += 1
@@ -80,7 +80,7 @@ class Admission:
         self._shares[SILENT].take(peer.uid)
 
     def connected(self, connection: Connection) -> None:
-        self._silent.setdefault(connection.peer.uid, {})[connection] = time.monotonic_ns()
+        self._silent.setdefault(connection.peer.uid, {})[connection] = clock.now_ns()
 
     def left(self, connection: Connection) -> None:
         self.greeted(connection)
@@ -146,10 +146,10 @@ class Door:
         self._loop.add_reader(self._sock, self._accept)
 
     def _accept(self) -> None:
-        ends_ns = time.monotonic_ns() + ACCEPT_NS
+        ends_ns = clock.now_ns() + ACCEPT_NS
         taken = 0
         while taken < TAKEN_MAX:
-            if time.monotonic_ns() >= ends_ns:
+            if clock.now_ns() >= ends_ns:
                 if not taken:
                     self._pause_for(FLOOD_PAUSE_S)
                 return

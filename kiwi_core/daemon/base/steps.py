@@ -24,7 +24,7 @@ class Step(Struct, frozen=True):
     happenings: Sequence[Happening]
     """What happened in the event, in order."""
     now_ns: int
-    """When the scheduler took the event, on ``time.monotonic_ns()``'s clock."""
+    """When the scheduler took the event, on ``kiwi_core.clock``'s time."""
 
 
 class Subscriber(Protocol):

@@ -7,13 +7,13 @@ overdue, whichever comes first.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.engine.operations import OperationRunner
 from kiwi_core.errors import CallerError
@@ -82,7 +82,7 @@ class Core:
 
     def feed(self, event: ev.Event) -> None:
         """Tell the scheduler what happened and carry out what it orders."""
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         actions = self.scheduler.handle(event, now_ns)
         # First, so that it is recorded before an action is performed, whatever a subscriber does.
         self._journal.record(now_ns, event, actions)
@@ -121,7 +121,7 @@ class Core:
         read.
         """
 
-        ended_ns = time.monotonic_ns()
+        ended_ns = clock.now_ns()
 
         def ended() -> None:
             if member.burst == burst:  # a request for the next burst has ended it already
@@ -212,7 +212,7 @@ class Core:
 
     def _ring(self) -> None:
         self._timer = self._timer_ns = None
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         for session, why in self.operations.look(now_ns).items():
             self.guards.stopped(session, why)
         for overdue in self.operations.take_overdue(now_ns):

@@ -9,7 +9,6 @@ error in the status; that process is not asked again before it has answered.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.errors import KiwiError
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Residency
@@ -164,7 +164,7 @@ class Observer:
         return self._blind or self._hangs()
 
     def _hangs(self) -> bool:
-        return self._began_s is not None and time.monotonic() - self._began_s > HANGS_AFTER_S
+        return self._began_s is not None and clock.now_s() - self._began_s > HANGS_AFTER_S
 
     async def run(self) -> None:
         """Look at intervals, until cancelled."""
@@ -178,10 +178,10 @@ class Observer:
             if only_recorded := self._only_recorded():
                 targets |= {target.session: target for target in only_recorded}
                 interval_s = min(interval_s, LOOSE_INTERVAL_S)
-            if time.monotonic() >= next_round_s:
+            if clock.now_s() >= next_round_s:
                 self._round = deque(self._everybody())
                 self.without_driver &= {target.session for target in self._round}
-                next_round_s = time.monotonic() + QUIET_INTERVAL_S
+                next_round_s = clock.now_s() + QUIET_INTERVAL_S
             waiting, self._waiting = self._waiting, []
             for _ in range(min(BESIDE_A_WAIT if waiting else AT_ONCE, len(self._round))):
                 target = self._round.popleft()
@@ -197,7 +197,7 @@ class Observer:
             await asyncio.wait_for(self._wanted.wait(), seconds)
 
     async def _look(self, targets: list[Target]) -> None:
-        began_s = self._began_s = time.monotonic()
+        began_s = self._began_s = clock.now_s()
         try:
             # Side by side: a session that ends its burst waits for both.
             (looked, problem), free_bytes = await asyncio.gather(
@@ -257,9 +257,9 @@ class Observer:
         self._error = problem
 
     def _budget(self) -> list[ev.Event]:
-        if time.monotonic() < self._budget_due_s:
+        if clock.now_s() < self._budget_due_s:
             return []
-        self._budget_due_s = time.monotonic() + BUDGET_INTERVAL_S
+        self._budget_due_s = clock.now_s() + BUDGET_INTERVAL_S
         budget_bytes = self._host_budget_bytes()
         if abs(budget_bytes - self._budget_bytes) < BUDGET_STEP_BYTES and self._budget_bytes >= 0:
             return []

@@ -7,13 +7,13 @@ operation is first reported as overdue; its outcome counts whenever it comes.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec.structs import replace
 
+from kiwi_core import clock
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.sched import events as ev
@@ -75,7 +75,7 @@ class OperationRunner:
 
     def start(self, action: Operation, target: Target) -> None:
         if not self.waiting_for:
-            self._look_at_ns = time.monotonic_ns() + LOOK_EVERY_NS
+            self._look_at_ns = clock.now_ns() + LOOK_EVERY_NS
         task = asyncio.ensure_future(self._perform(action, target))
         self._running[action.op] = _Running(action, target, task)
 

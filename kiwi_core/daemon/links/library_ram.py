@@ -7,13 +7,13 @@ too little RAM waits, briefly, until others have given back what they hold only 
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon.links.host_budget import holder
 from kiwi_core.daemon.links.host_share import divide, who_gives_back
 from kiwi_core.daemon.links.link import Link
@@ -138,7 +138,7 @@ class LibraryRam:
         more exact."""
         if more_bytes <= 0:
             return None
-        left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
+        left_s = (deadline_ns - clock.now_ns()) / NS_PER_S
         within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
         claim = RamClaim(session, more_bytes)
         try:
@@ -155,9 +155,9 @@ class LibraryRam:
 
     async def _wait(self, claim: RamClaim, within_s: float) -> None:
         self._claims.add(claim)
-        ends_at_s = time.monotonic() + within_s
+        ends_at_s = clock.now_s() + within_s
         asked: dict[Link, tuple[int, float]] = {}
-        while self._lacking_bytes() > 0 and time.monotonic() < ends_at_s:
+        while self._lacking_bytes() > 0 and clock.now_s() < ends_at_s:
             self._review()
             if not self._ask_back(asked):
                 break  # nobody holds anything that could be given back
@@ -168,7 +168,7 @@ class LibraryRam:
     def _ask_back(self, asked: dict[Link, tuple[int, float]]) -> bool:
         """Return whether any link can give back. ``asked``: what each held, and since when."""
         squeezed = self._squeezed(self._links.everybody())
-        now_s = time.monotonic()
+        now_s = clock.now_s()
         for link in squeezed:
             holds_bytes = holder(link).reclaimable_bytes
             held_bytes, since_s = asked.get(link, (holds_bytes + 1, now_s))

@@ -4,12 +4,12 @@ operation."""
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon.links.library_words import AFTER
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
@@ -127,7 +127,7 @@ class Link:
     @property
     def expected(self) -> bool:
         """True if it will soon be connected again: daemons are restarted, libraries are not."""
-        return not self.connected and time.monotonic() - self.away_since_s < RECONNECT_WITHIN_S
+        return not self.connected and clock.now_s() - self.away_since_s < RECONNECT_WITHIN_S
 
     @property
     def moving(self) -> bool:
@@ -138,7 +138,7 @@ class Link:
     @property
     def doubted(self) -> bool:
         """True if memory that it reports as held only for speed does not count as available."""
-        return time.monotonic() < self.doubted_until_s
+        return clock.now_s() < self.doubted_until_s
 
     def sees_context(self, in_gpu_bytes: int) -> None:
         """Learn what its contexts take from the bytes that NVML has counted. The report at hand may
@@ -151,7 +151,7 @@ class Link:
 
     def doubt(self) -> None:
         """Record that it was asked to give back memory, and has not."""
-        self.doubted_until_s = time.monotonic() + self.next_doubt_s
+        self.doubted_until_s = clock.now_s() + self.next_doubt_s
         self.next_doubt_s = min(DOUBT_MAX_S, 2 * self.next_doubt_s)
 
     # --- its life -------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Link:
         """Record that the connection ended. A library that holds its program then lets it go; one
         that is only a gate does not, because it cannot know whether the driver has the process."""
         self.connection = None
-        self.away_since_s = time.monotonic()
+        self.away_since_s = clock.now_s()
         self.gate_open, self.wants_lease, self.opening = None, False, None
         if self.report.residency is Residency.SUSPENDED and self.owns:
             self.report = _as(self.report, Residency.RESIDENT)
@@ -278,7 +278,7 @@ class Link:
     def _send(self, call: PagerCall) -> None:
         left_ns = _left_ns(call)
         call.op, call.out_bytes = self.next_op(), self.report.paged_out_bytes
-        call.sent_ns = time.monotonic_ns()
+        call.sent_ns = clock.now_ns()
         assert self.connection is not None
         order = PagerDo(op=call.op, action=call.action, within_ns=left_ns)
         self.connection.send(order)
@@ -287,7 +287,7 @@ class Link:
     def _overdue(self, call: PagerCall) -> None:
         if call is not self.call:
             return
-        more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - time.monotonic()
+        more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - clock.now_s()
         if more_s > 0:  # it was sent after this timer was set
             _later(more_s, self._overdue, call)
             return
@@ -326,7 +326,7 @@ def _later(seconds: float, what: Callable[[PagerCall], object], call: PagerCall)
 
 
 def _left_ns(call: PagerCall) -> int:
-    return max(0, call.deadline_ns - time.monotonic_ns())
+    return max(0, call.deadline_ns - clock.now_ns())
 
 
 def _grace_s(call: PagerCall) -> float:
@@ -338,7 +338,7 @@ def _elapsed_ns(call: PagerCall, answer: PagerDone) -> int:
     the fastest bus. Everybody's turns are measured against what a move takes.
     """
     fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
-    since_ns = time.monotonic_ns() - call.sent_ns
+    since_ns = clock.now_ns() - call.sent_ns
     return max(fastest_ns, min(answer.elapsed_ns, since_ns))
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon.base.shares import Share, Shares
 from kiwi_core.daemon.links.library_words import ACTION, RESIDENCY
 from kiwi_core.daemon.links.link import Link, PagerCall
@@ -263,7 +264,7 @@ class Links:
                 out_bytes = self._at_most(entry.paged_out_bytes)
                 link.report = LibraryReport(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             link.image = entry.image
-            link.away_since_s = time.monotonic()
+            link.away_since_s = clock.now_s()
             link.forget_if_replaced()
             self.assign(link, SessionId(entry.session))
 
@@ -272,7 +273,7 @@ class Links:
         whose gate is open only because its library could not connect yet."""
         for link in self._by_ref.values():
             if not link.connected:
-                link.away_since_s = time.monotonic()
+                link.away_since_s = clock.now_s()
 
     def roster_off(self) -> list[tuple[int, int, int]]:
         links = self._by_ref.values()

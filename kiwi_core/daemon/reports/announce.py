@@ -7,9 +7,9 @@ rounds take only a small share of the loop. While somebody waits, there is a rou
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
+from kiwi_core import clock
 from kiwi_core.units import ns_to_seconds
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class Announcer:
 
     def _round(self) -> None:
         self._due = None
-        began_ns = time.monotonic_ns()
+        began_ns = clock.now_ns()
         waiters = self._tell_waiters(began_ns)
         watchers = self._tell_watchers(began_ns)
-        self._pause_s = max(COLLECT_S, SHARE * ns_to_seconds(time.monotonic_ns() - began_ns))
+        self._pause_s = max(COLLECT_S, SHARE * ns_to_seconds(clock.now_ns() - began_ns))
         if waiters or watchers:
             self._due = self._loop.call_later(max(REPEAT_S, self._pause_s), self._round)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon.reports.ledger import UsageBucket, bucket_begin_s
 from kiwi_core.sched.model.accounts import Account
 from kiwi_core.sched.model.happenings import SessionForgotten
@@ -73,7 +74,7 @@ class Bookkeeper:
 
     async def up_to_date(self, within_s: float) -> bool:
         """Write all sums to the file, before it is read; return whether that succeeded in time."""
-        ends_at_s = time.monotonic() + within_s
+        ends_at_s = clock.now_s() + within_s
         while self._writing is not None:
             if not await self._written(ends_at_s):
                 return False
@@ -97,7 +98,7 @@ class Bookkeeper:
         self._write()
 
     def _take(self) -> None:
-        for session, account in self._scheduler.accounts(time.monotonic_ns()).items():
+        for session, account in self._scheduler.accounts(clock.now_ns()).items():
             self._count(session, account)
 
     def _count(self, session: SessionId, account: Account) -> None:
@@ -154,5 +155,5 @@ class Bookkeeper:
         """Wait until the write in progress has ended. Return false at ``ends_at_s``."""
         if self._writing is None:
             return True
-        done, _ = await asyncio.wait({self._writing}, timeout=ends_at_s - time.monotonic())
+        done, _ = await asyncio.wait({self._writing}, timeout=ends_at_s - clock.now_s())
         return bool(done)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kiwi_core import __version__, log
+from kiwi_core import __version__, clock, log
 from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire.messages import MetricsReport
 from kiwi_core.wire.metrics import GpuMetrics, PeerUse, Refusals
@@ -44,10 +43,10 @@ class MetricsReporter:
     _gauges: GaugeReader
     _expected: ExpectedSessions
     _emulated: bool
-    _began_ns: int = field(default_factory=time.monotonic_ns)
+    _began_ns: int = field(default_factory=clock.now_ns)
 
     def report(self) -> MetricsReport:
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         tally, operations = self._tally, self._core.operations
         view = self._core.scheduler.view(now_ns)
         running = operations.running

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kiwi_core import __version__
+from kiwi_core import __version__, clock
 from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.peers import user_name
 from kiwi_core.daemon.roster.registry import ANOTHER_USER
@@ -63,7 +63,7 @@ class Reporter:
     _expected: ExpectedSessions
     errors: Callable[[], list[str]]
     emulated: bool
-    _began_ns: int = field(default_factory=time.monotonic_ns)
+    _began_ns: int = field(default_factory=clock.now_ns)
 
     # --- status ---------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Reporter:
                 f"You have no session {session!r} on this GPU.",
                 "`kiwi status` lists yours.",
             )
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         lines = [
             m.StoryLine(ago_s=ns_to_seconds(now_ns - line.at_ns), text=line.text)
             for line in self._scheduler.story(SessionId(session))
@@ -253,7 +253,7 @@ class Reporter:
 
     def history_line(self, reader: Peer, since: int) -> bytes:
         """Return the encoded history. What one line cannot hold is left for the next request."""
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         changed = self._scheduler.history(since, now_ns)
         count = min(len(changed), HISTORY_MAX)
         while True:

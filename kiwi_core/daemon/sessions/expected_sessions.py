@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu import processes
 from kiwi_core.units import NS_PER_MS, NS_PER_S, ns_to_seconds, seconds_to_ns
@@ -91,7 +91,7 @@ class ExpectedSessions:
                 "busy", "You have announced too many sessions.", "They lapse, or join, in time."
             )
         self._share.take(uid)
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         self._programs[uid, key] = _Expected(
             now_ns,
             now_ns + seconds_to_ns(for_s),
@@ -137,7 +137,7 @@ class ExpectedSessions:
         ``None``: not known, or the GPU cannot be read."""
         if self._blind():
             return None
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         soon = sum(program.since_ns > now_ns - SOON_NS for program in self._awaited())
         of = soon, self._scheduler.history_serial
         if (
@@ -151,11 +151,11 @@ class ExpectedSessions:
 
     def _awaited(self) -> list[_Expected]:
         self._lapse()
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         return [one for one in self._programs.values() if now_ns < one.until_ns and not one.outside]
 
     def _lapse(self) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         for who, program in list(self._programs.items()):
             if program.process is not None and not processes.alive(program.process):
                 over = True

@@ -8,11 +8,11 @@ that is held, too. It also handles a session that leaves Kiwi with its gate shut
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.pager.api import Refused
 from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
@@ -69,7 +69,7 @@ class Orphans:
     async def _worth_another_try(self, target: Target) -> bool:
         """Try once; return whether to try again. No program stays shut for ever, whatever fails
         now."""
-        deadline_ns = round((time.monotonic() + ONE_TRY_S) * NS_PER_S)
+        deadline_ns = round((clock.now_s() + ONE_TRY_S) * NS_PER_S)
         try:
             outcome = await self._pager.page_in(target, deadline_ns)
         except Exception:

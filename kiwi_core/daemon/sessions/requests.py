@@ -4,12 +4,12 @@ and end that (``resume``). The log says who asked."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.policy import check_name
@@ -139,7 +139,7 @@ class RequestHandler:
     def _bring_back(self, connection: Connection, message: m.BringBack) -> None:
         """Feed the hint only if it leads to a page-in: users type a lot, so hints are many."""
         member = self._subject(connection, message.session)
-        why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
+        why = self._core.scheduler.hint_hindrance(member.id, clock.now_ns())
         if why:
             self.hints_declined += 1
         else:

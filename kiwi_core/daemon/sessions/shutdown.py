@@ -6,11 +6,11 @@ The driver says which sessions these are: the scheduler is not needed any more.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import structlog
 
+from kiwi_core import clock
 from kiwi_core.daemon.user_texts import reason
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved
@@ -55,8 +55,8 @@ async def everybody_back(
     core.wind_down()
     out_bytes = sum(pager.export_footprints().values())
     slowly_s = out_bytes / config.operation_deadline_bytes_per_s
-    ends_at_s = time.monotonic() + LEAVE_WITHIN_S + slowly_s
-    await _operations_end(core, min(ends_at_s, time.monotonic() + FINISH_WITHIN_S))
+    ends_at_s = clock.now_s() + LEAVE_WITHIN_S + slowly_s
+    await _operations_end(core, min(ends_at_s, clock.now_s() + FINISH_WITHIN_S))
     moving = core.operations.sessions
     in_order = sorted(registry, key=lambda member: not member.in_burst)
     first = [member.target for member in in_order if member.id not in moving]
@@ -64,7 +64,7 @@ async def everybody_back(
     if moving:
         await _operations_end(core, ends_at_s)
         rest = [member.target for member in in_order if member.id in moving]
-        left |= await bring_back(pager, rest, time.monotonic() + FINISH_WITHIN_S)
+        left |= await bring_back(pager, rest, clock.now_s() + FINISH_WITHIN_S)
     for session, why in left.items():
         log.error(
             "session stays paged out; nothing is lost: start the daemon again to bring it back",
@@ -76,8 +76,8 @@ async def everybody_back(
 async def _operations_end(core: Core, until_s: float) -> None:
     """Wait for running operations, but not for overdue ones: those hang."""
     operations = core.operations
-    while operations.waiting_for and time.monotonic() < until_s:
-        operations.take_overdue(time.monotonic_ns())
+    while operations.waiting_for and clock.now_s() < until_s:
+        operations.take_overdue(clock.now_ns())
         await asyncio.sleep(LOOK_EVERY_S)
 
 
@@ -90,11 +90,9 @@ async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> d
     for target, look in zip(targets, looks, strict=True):
         task = asyncio.ensure_future(_bring_one_back(pager, target, look, ends_at_s))
         tasks[target.session] = task
-        await asyncio.wait(
-            [task], timeout=max(0.0, min(NEXT_AFTER_S, ends_at_s - time.monotonic()))
-        )
+        await asyncio.wait([task], timeout=max(0.0, min(NEXT_AFTER_S, ends_at_s - clock.now_s())))
     if tasks:
-        await asyncio.wait(tasks.values(), timeout=max(0.1, ends_at_s - time.monotonic()))
+        await asyncio.wait(tasks.values(), timeout=max(0.1, ends_at_s - clock.now_s()))
     outcomes = {session: _why(task) for session, task in tasks.items()}
     return {session: why for session, why in outcomes.items() if why}
 

@@ -10,7 +10,6 @@ from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
-    from kiwi_core.pager.checkpoint.ports import GpuReadings
 
 # The text has no figure: the user would get a notice at each change of it.
 _FULL: Final = Refused(
@@ -21,16 +20,15 @@ _FULL: Final = Refused(
 )
 
 
-async def check_not_full(gpu: GpuReadings, config: Config) -> None:
-    """Raise ``Stop`` if hardly any GPU memory is free: a checkpoint could fail. Raises ``GpuError``
-    if NVML fails.
+def check_not_full(free_bytes: int, total_bytes: int, config: Config) -> None:
+    """Raise ``Stop`` if hardly any GPU memory is free: a checkpoint could fail.
 
     With less than 2 MiB free, an H200 (driver 580.159.04) answered OUT_OF_MEMORY after 4 s. The
     program went on unharmed, but from then on each checkpoint of it was answered with UNKNOWN,
     however much was free. With about 65 MiB free it moved a process out.
     """
-    share_bytes = gpu.total_bytes() // config.checkpoint_room_share
+    share_bytes = total_bytes // config.checkpoint_room_share
     left_bytes = min(config.checkpoint_room_bytes, share_bytes)
     # Half of what the library leaves free: it measures in another way and rounds to blocks.
-    if await gpu.free_bytes() < left_bytes // 2:
+    if free_bytes < left_bytes // 2:
         raise Stop(_FULL)

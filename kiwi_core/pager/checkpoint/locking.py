@@ -8,12 +8,12 @@ next observation.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
-    from kiwi_core.pager.checkpoint.survey import SessionProcess, Survey
+    from kiwi_core.pager.checkpoint.survey import Look, SessionProcess, Survey
     from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 
 _ROUNDS_MAX: Final = 8
@@ -84,7 +84,7 @@ class Locking:
         """Return the session's processes that have something to move. Wait until the deadline for a
         call under way on one of them, perhaps of an earlier caller that died."""
         while True:
-            members = await self._parts.survey.movable(self._target)
+            members = (await self.look()).movable(self._target)
             for member in members:
                 if member.stopped:
                     raise Stop(stopped(member.ref, member.stopped))
@@ -93,16 +93,24 @@ class Locking:
             under_way = [m.ref.pid for m in members if m.state in _IN_TRANSIT]
             if not under_way:
                 return members
-            if time.monotonic_ns() >= self._deadline_ns:
+            if clock.now_ns() >= self._deadline_ns:
                 detail = f"Another operation on process {under_way[0]} is still under way."
                 raise Stop(Refused(Reason.DRIVER, detail))
             await asyncio.sleep(_SETTLE_POLL_S)
+            self.wall()
+
+    async def look(self) -> Look:
+        return await self._parts.survey.look(self._target)
+
+    def wall(self) -> None:
+        """Look again next time, because something was done."""
+        self._parts.survey.wall(self._target.session)
 
     async def state(self, ref: ProcessRef) -> CheckpointState | None:
         """Return the state that the driver reports once it has settled; ``None`` if it reports
         none. A process that has ended is ``NOT_A_CUDA_PROCESS``; the root raises ``Stop(GONE)``."""
         state = await self._asked(ref)
-        while state in _IN_TRANSIT and time.monotonic_ns() < self._deadline_ns:
+        while state in _IN_TRANSIT and clock.now_ns() < self._deadline_ns:
             await asyncio.sleep(_SETTLE_POLL_S)
             state = await self._asked(ref)
         return self._of_the_living(ref, state)
@@ -190,7 +198,7 @@ class Locking:
     ) -> list[SessionProcess]:
         """Lock until a look finds no process running, because processes come and go meanwhile."""
         timeout_ns = self._parts.config.lock_timeout_ns
-        until_ns = min(self._deadline_ns, time.monotonic_ns() + timeout_ns)
+        until_ns = min(self._deadline_ns, clock.now_ns() + timeout_ns)
         for _ in range(_ROUNDS_MAX):
             members = await present()
             running = in_state(members, CheckpointState.RUNNING)
@@ -203,11 +211,12 @@ class Locking:
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
     async def _lock(self, ref: ProcessRef, until_ns: int) -> None:
-        left_ms = (until_ns - time.monotonic_ns()) // NS_PER_MS
+        left_ms = (until_ns - clock.now_ns()) // NS_PER_MS
         if left_ms <= 0:
             detail = f"No time was left to wait for process {ref.pid} to come to rest."
             raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
         self._parts.survey.will_hold(ref)
+        self.wall()
         try:
             await self._driver.lock(ref.pid, left_ms)
         except GpuError as error:
@@ -229,6 +238,7 @@ class Locking:
         return " ".join(f"Process {pid} stays suspended: {e}" for pid, e in errors if e is not None)
 
     async def _unlock(self, ref: ProcessRef) -> GpuError | None:
+        self.wall()
         try:
             await self._driver.unlock(ref.pid)
         except GpuError as error:

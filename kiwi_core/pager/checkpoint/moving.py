@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
@@ -20,6 +20,7 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kiwi_core.gpu.looks import GpuLook
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Lost
     from kiwi_core.pager.checkpoint.locking import Locking, Parts
@@ -49,35 +50,32 @@ class Moving:
         becomes free.
         """
         nameless = size_bytes is None
-        before_bytes = await self._free_bytes(needed=nameless)
+        before_bytes = await self._parts.gpu.free_bytes() if nameless else None
+        after_bytes = None
+        self._locking.wall()
         try:
-            await self._checkpoint(ref)
+            measured = await self._checkpoint(ref)
+            if not nameless:
+                before_bytes, after_bytes = measured
         except GpuError as error:
             await self._check_out(ref, error)
-        after_bytes = await (self._free_scrubbed_bytes() if nameless else self._free_bytes())
+        if nameless:
+            after_bytes = await self._free_scrubbed_bytes()
         if before_bytes is not None and after_bytes is not None:
             gained_bytes = after_bytes - before_bytes
             self._parts.footprints.gave_back(ref, gained_bytes, named=not nameless)
 
-    async def _free_bytes(self, *, needed: bool = False) -> int | None:
-        """Return the free bytes; ``None`` if they cannot be read and are not ``needed``."""
-        try:
-            return await self._parts.gpu.free_bytes()
-        except GpuError:
-            if needed:
-                raise
-            return None
-
-    async def _checkpoint(self, ref: ProcessRef) -> None:
+    async def _checkpoint(self, ref: ProcessRef) -> tuple[int | None, int | None]:
         """Checkpoint, and again if the mover died. Drivers before 13.4 report "locked" while they
         still work on the first call. A second call is answered after the first one."""
         try:
-            await self._driver.checkpoint(ref.pid, self._left_s())
+            return await self._parts.gpu.measured_checkpoint(ref.pid, self._left_s())
         except Hung as error:
             state = await self._locking.state_after(ref, error)
             if error.code != MOVER_DIED or state is not CheckpointState.LOCKED:
                 raise
-            await self._driver.checkpoint(ref.pid, self._left_s())
+        await self._parts.gpu.measured_checkpoint(ref.pid, self._left_s())
+        return None, None  # the first call may have freed memory already
 
     async def _check_out(self, ref: ProcessRef, error: GpuError) -> None:
         state = await self._locking.state_after(ref, error)
@@ -91,9 +89,9 @@ class Moving:
 
     async def _free_scrubbed_bytes(self) -> int:
         """Return the free bytes once they have stopped growing."""
-        until_s = time.monotonic() + _SCRUBBED_AFTER_S
+        until_s = clock.now_s() + _SCRUBBED_AFTER_S
         free_bytes = await self._parts.gpu.free_bytes()
-        while time.monotonic() < until_s:
+        while clock.now_s() < until_s:
             await asyncio.sleep(_SCRUBBED_POLL_S)
             last_bytes, free_bytes = free_bytes, await self._parts.gpu.free_bytes()
             if free_bytes <= last_bytes:
@@ -122,7 +120,7 @@ class Moving:
                 await self._out_again(back, stop)
                 raise stop from error
         if need_bytes is None:
-            usage = await self._parts.gpu.bytes_by_pid()
+            usage = (await self._parts.gpu.look()).bytes_by_pid
             return sum(usage.get(ref.pid, 0) for ref in out)
         return need_bytes
 
@@ -133,21 +131,23 @@ class Moving:
         own_pids = self._locking.own_pids(members)
         reservation = Reservation(size_bytes, own_pids, spare_bytes=spare_bytes)
         with self._parts.room.reserved(reservation):
-            await self._wait_for_room(reservation, lambda: None)
-            await self._call_restore(ref, await self._claims_bytes(ref, reservation))
+            seen = await self._wait_for_room(reservation, lambda: None)
+            await self._call_restore(ref, self._claims_bytes(ref, reservation, seen))
 
     async def _wait_for_room(
         self, reservation: Reservation, still_wanted: Callable[[], None]
-    ) -> None:
-        until_ns = time.monotonic_ns() + self._parts.config.room_wait_ns
-        await self._parts.room.wait(reservation, min(self._deadline_ns, until_ns), still_wanted)
+    ) -> GpuLook:
+        until_ns = clock.now_ns() + self._parts.config.room_wait_ns
+        until_ns = min(self._deadline_ns, until_ns)
+        return await self._parts.room.wait(reservation, until_ns, still_wanted)
 
     async def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
         if (earlier := self._parts.failures.lost_before(ref)) is not None:
             raise Stop(earlier)
-        await self._wait_for_room(reservation, self._locking.still_wanted)
-        free_bytes = await self._parts.gpu.free_bytes()
-        error = await self._try_restore(ref, free_bytes, await self._claims_bytes(ref, reservation))
+        seen = await self._wait_for_room(reservation, self._locking.still_wanted)
+        free_bytes = seen.free_bytes
+        claims_bytes = self._claims_bytes(ref, reservation, seen)
+        error = await self._try_restore(ref, free_bytes, claims_bytes)
         if error is not None and error.code == MOVER_DIED:
             # As for a checkpoint: the driver may still work on it, and says "checkpointed".
             error = await self._try_restore(ref, free_bytes)
@@ -165,17 +165,18 @@ class Moving:
             raise Stop(await self._lost(ref, error, free_bytes)) from error
         raise Stop(refused) from error
 
-    async def _claims_bytes(self, ref: ProcessRef, reservation: Reservation) -> list[int]:
+    def _claims_bytes(self, ref: ProcessRef, reservation: Reservation, seen: GpuLook) -> list[int]:
         """Return how much room to claim for ``ref`` (see ``GpuRoom.claims_bytes``). A process of
         unknown size comes back only into a GPU that nobody else uses."""
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is None:
             return []
-        return await self._parts.room.claims_bytes(
-            size_bytes, self._locking.outside, reservation.spare_bytes
+        return self._parts.room.claims_bytes(
+            size_bytes, seen, self._locking.outside, reservation.spare_bytes
         )
 
     async def _call_restore(self, ref: ProcessRef, claims_bytes: Sequence[int] = ()) -> None:
+        self._locking.wall()
         if claims_bytes:
             await self._parts.gpu.claimed_restore(ref.pid, claims_bytes, self._left_s())
         else:
@@ -213,14 +214,15 @@ class Moving:
         """Move ``back`` out again, as found, unless the session is over."""
         if stop.over:
             return
+        self._locking.wall()
         for ref in back:
             try:
-                await self._driver.checkpoint(ref.pid, self._undo_s())
+                await self._parts.gpu.measured_checkpoint(ref.pid, self._undo_s())
             except GpuError as error:
                 stop.add(f"Process {ref.pid} is back in the GPU but suspended: {error}")
 
     def _left_s(self) -> float:
-        return max(0.0, (self._deadline_ns - time.monotonic_ns()) / NS_PER_S)
+        return max(0.0, (self._deadline_ns - clock.now_ns()) / NS_PER_S)
 
     def _undo_s(self) -> float:
         """Return the time for undoing, which is separate: the operation's time may be over."""

@@ -7,10 +7,10 @@ GPU has in use and NVML does not explain.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.gpu import processes
 from kiwi_core.units import MIB, NS_PER_S
 
@@ -82,7 +82,7 @@ class NamelessMemory:
         return {one.ref: self._counted[one.ref] + share_bytes for one in mine}
 
     def _settled(self, ref: ProcessRef) -> bool:
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         if ref not in self._since_ns:
             for old in [one for one in self._since_ns if not processes.alive(one)]:
                 self._forget(old)

@@ -8,6 +8,7 @@ unknown footprint is brought back only into a GPU that nobody else uses.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,14 +33,14 @@ from kiwi_core.pager.checkpoint.unmovable import (
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import PageOutReading
-    from kiwi_core.pager.checkpoint.survey import DeviceUsage, SessionProcess
+    from kiwi_core.pager.checkpoint.survey import Look, SessionProcess
     from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
 
 _RESIDENCY = {
@@ -84,7 +85,7 @@ class CheckpointPager:
         self.nameless = NamelessMemory(gpu)
         self._footprints = Footprints()
         self._meter = UsageMeter(gpu, self._footprints)
-        self._survey = Survey(driver, self._meter, self._footprints, other_roots)
+        self._survey = Survey(driver, gpu, self._meter, self._footprints, other_roots)
         self._parts = Parts(
             driver=driver,
             gpu=gpu,
@@ -119,14 +120,31 @@ class CheckpointPager:
 
     async def _run(self, target: Target, operation: Callable[[], Awaitable[Moved]]) -> Outcome:
         try:
-            return await operation()
+            with self.operation(target):
+                return await operation()
         except Stop as stop:
             return stop.outcome
         except GpuError as error:
             # NVML or the driver as a whole does not work; the transaction has undone its part.
             return refusal(error, target.root.pid)
-        finally:
-            self._meter.forget()
+
+    @contextmanager
+    def operation(self, target: Target) -> Iterator[None]:
+        """Share looks between the parts of an operation (``Survey.operation``)."""
+        with self._survey.operation(target.session):
+            try:
+                yield
+            finally:
+                self._meter.forget()
+
+    async def look(self, target: Target) -> Look:
+        """Return what the operation under way on the session knows. It asks only if something was
+        done since the last look. Raises ``GpuError`` as ``observe`` does."""
+        return await self._survey.look(target)
+
+    def wall(self, target: Target) -> None:
+        """Look again next time, because something was done, or may have happened."""
+        self._survey.wall(target.session)
 
     async def observe(self, target: Target) -> Observation:
         """Observe. Raises ``GpuError`` only if the driver or NVML as a whole cannot be asked."""
@@ -135,7 +153,7 @@ class CheckpointPager:
         # This comes last: a process that ends after its memory was read must not count as one
         # without memory.
         alive = processes.alive(target.root)
-        seen = tuple(self._memory(member, usage) for member in members)
+        seen = tuple(self._memory(member, usage.bytes_by_pid) for member in members)
         busy = self._meter.busy(target.session, [m.ref.pid for m in members], usage)
         if not alive:
             self._meter.forget(target.session)
@@ -179,11 +197,13 @@ class CheckpointPager:
             unsized=any(ref not in counted for ref in sizes),
         )
 
-    async def locked_or_out(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
+    async def locked_or_out(
+        self, target: Target, refs: Collection[ProcessRef]
+    ) -> frozenset[ProcessRef]:
         """Return those of ``refs`` that the driver has locked, paged out or lost: their own calls
         to the driver do not return. Raises ``GpuError`` as ``observe`` does, and ``Stop`` if
         somebody else has checkpointed one of them."""
-        members = [await self._survey.member(ref) for ref in refs]
+        members = [one for one in (await self.look(target)).members if one.ref in refs]
         for member in members:
             if member.stopped == BY_ANOTHER:
                 raise Stop(stopped(member.ref, member.stopped))
@@ -201,7 +221,7 @@ class CheckpointPager:
     async def refusal_for_ram(self, target: Target) -> Refused | None:
         """Return a refusal if RAM cannot take what NVML says that the session has in the GPU.
         Raises ``GpuError`` as ``observe`` does."""
-        usage = await self._parts.gpu.bytes_by_pid()
+        usage = (await self.look(target)).gpu.bytes_by_pid
         pids = [ref.pid for ref in self._survey.refs(target) if ref.pid in usage]
         return refusal_for_ram(self._parts, pids, sum(usage[pid] for pid in pids))
 
@@ -217,12 +237,13 @@ class CheckpointPager:
         halted = [ref for ref in self._survey.refs(target) if why_stopped(ref)]
         return [ref for ref in halted if has_driver(ref)]
 
-    def forget_readings(self) -> None:
-        """Forget the last reading of NVML, because another part has moved memory."""
-        self._meter.forget()
+    async def seen(self, target: Target) -> list[ProcessMemory]:
+        """Return the processes that the driver knows, by the operation's look."""
+        look = await self.look(target)
+        return [self._memory(member, look.gpu.bytes_by_pid) for member in look.of(target)]
 
-    def _memory(self, member: SessionProcess, usage: DeviceUsage) -> ProcessMemory:
-        resident_bytes = max(usage.bytes_by_pid.get(member.ref.pid, 0), member.kept_bytes)
+    def _memory(self, member: SessionProcess, bytes_by_pid: Mapping[int, int]) -> ProcessMemory:
+        resident_bytes = max(bytes_by_pid.get(member.ref.pid, 0), member.kept_bytes)
         # If the driver gives no state, a process that used GPU memory and now uses none is out.
         unknown_out = resident_bytes == 0 and self._footprints.get(member.ref) is not None
         unknown = Residency.PAGED_OUT if unknown_out else Residency.RESIDENT

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.errors import GpuError
     from kiwi_core.gpu.driver import CheckpointState
+    from kiwi_core.gpu.looks import GpuLook
     from kiwi_core.gpu.nvml import UtilisationSample
     from kiwi_core.pager.api import Outcome
 
@@ -30,7 +31,6 @@ class CheckpointCalls(Protocol):
 
     async def checkpoint_state(self, pid: int) -> CheckpointState: ...
     async def lock(self, pid: int, timeout_ms: int) -> None: ...
-    async def checkpoint(self, pid: int, within_s: float) -> None: ...
     async def restore(self, pid: int, within_s: float) -> None: ...
     async def unlock(self, pid: int) -> None: ...
 
@@ -38,12 +38,13 @@ class CheckpointCalls(Protocol):
 class GpuReadings(Protocol):
     """One GPU's memory. All raise ``GpuError``."""
 
+    async def look(self, pids: Sequence[int] = ()) -> GpuLook:
+        """Look at the GPU as a whole, and ask the driver for the state of each of ``pids``. Also
+        ``Hung`` if one of them does not answer."""
+        ...
+
     async def free_bytes(self) -> int: ...
     def total_bytes(self) -> int: ...
-
-    async def names_users(self) -> bool:
-        """Return whether ``bytes_by_pid`` names everybody who uses the GPU."""
-        ...
 
     def doubt_rows(self, doubted: bool) -> None:
         """Record whether processes with a context lack rows: ``names_users`` is false then."""
@@ -53,8 +54,8 @@ class GpuReadings(Protocol):
         """Return the bytes, contexts included, of the processes that NVML can name."""
         ...
 
-    async def users_elsewhere(self) -> dict[int, str]:
-        """Return the pids that use another GPU, and the name of that GPU."""
+    async def measured_checkpoint(self, pid: int, within_s: float) -> tuple[int | None, int | None]:
+        """Checkpoint ``pid``. Return the bytes that were free before and after, if known."""
         ...
 
     async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:

@@ -7,11 +7,11 @@ none starts unless NVML says that there is room, and no two restores count on th
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.checkpoint.ports import Stop
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from kiwi_core.config import Config
+    from kiwi_core.gpu.looks import GpuLook
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.checkpoint.ports import GpuReadings
 
@@ -186,37 +187,40 @@ class GpuRoom:
 
     async def wait(
         self, reservation: Reservation, deadline_ns: int, still_wanted: Callable[[], None]
-    ) -> None:
+    ) -> GpuLook:
         """Wait until NVML reports as free what ``reservation`` still needs: freed memory shows up
-        late. Raises ``Stop(NO_ROOM)`` at ``deadline_ns`` or after ``room_wait_ns``;
-        ``still_wanted`` may raise its own."""
-        until_ns = min(deadline_ns, time.monotonic_ns() + self._config.room_wait_ns)
+        late. Return that look. Raises ``Stop(NO_ROOM)`` at ``deadline_ns`` or after
+        ``room_wait_ns``; ``still_wanted`` may raise its own."""
+        until_ns = min(deadline_ns, clock.now_ns() + self._config.room_wait_ns)
         pause_ns = _POLL_MIN_NS
-        while (why := await self._take(reservation)) is not None:
+        while True:
+            seen, why = await self._take(reservation)
+            if why is None:
+                return seen
             still_wanted()
-            left_ns = until_ns - time.monotonic_ns()
+            left_ns = until_ns - clock.now_ns()
             if left_ns <= 0:
                 raise Stop(Refused(Reason.NO_ROOM, why))
             await asyncio.sleep(min(pause_ns, left_ns) / NS_PER_S)
             pause_ns = min(2 * pause_ns, _POLL_MAX_NS)
 
-    async def _take(self, reservation: Reservation) -> str | None:
+    async def _take(self, reservation: Reservation) -> tuple[GpuLook, str | None]:
         """Promise the room if it is free; otherwise return what is missing, in words."""
         async with self._deciding:
-            others = self._others(reservation)
-            why = await self._missing(reservation, others)
+            seen = await self._gpu.look()
+            why = self._missing(reservation, self._others(reservation), seen)
             if why is None and reservation not in self._promised:
-                usage = await self._gpu.bytes_by_pid()
+                usage = seen.bytes_by_pid
                 reservation.had_bytes = sum(usage.get(pid, 0) for pid in reservation.own_pids)
                 self._promised.append(reservation)
-            return why
+            return seen, why
 
-    async def _missing(self, reservation: Reservation, others: list[Reservation]) -> str | None:
-        now_free_bytes = await self._gpu.free_bytes()
+    def _missing(
+        self, reservation: Reservation, others: list[Reservation], seen: GpuLook
+    ) -> str | None:
+        now_free_bytes, usage, named = seen.free_bytes, seen.bytes_by_pid, seen.names_users
         self._most_free_bytes = max(self._most_free_bytes, now_free_bytes)
-        usage = await self._gpu.bytes_by_pid()
         alone = not others and set(usage) <= reservation.own_pids
-        named = await self._gpu.names_users()
         if reservation.need_bytes is None:
             return None if alone and named else self._of_unknown_size(named)
         if any(other.need_bytes is None for other in others):
@@ -242,18 +246,18 @@ class GpuRoom:
             "here: a PID namespace?), so it cannot be brought back safely."
         )
 
-    async def claims_bytes(
+    def claims_bytes(
         self,
         size_bytes: int,
+        seen: GpuLook,
         outside: Callable[[Collection[int]], Collection[int]],
         spare_bytes: int | None = None,
     ) -> list[int]:
         """Return how much to claim before a restore of ``size_bytes``; the first that can be had
         will do. Empty: only sessions use the GPU. ``outside`` selects the pids of no session.
-        ``spare_bytes`` as in ``Reservation``."""
-        usage = await self._gpu.bytes_by_pid()
-        free_bytes = await self._gpu.free_bytes()
-        if not await self._gpu.names_users():
+        ``seen`` is what ``wait`` returned, ``spare_bytes`` as in ``Reservation``."""
+        usage, free_bytes = seen.bytes_by_pid, seen.free_bytes
+        if not seen.names_users:
             shared = not self._as_empty_as_ever(free_bytes)
         else:
             shared = self._somebody_nameless(free_bytes, usage) or bool(outside(usage))

@@ -4,10 +4,12 @@ they use. Each operation looks them up again; no state is remembered."""
 from __future__ import annotations
 
 import asyncio
-import time
-from dataclasses import dataclass
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
@@ -22,8 +24,9 @@ from kiwi_core.pager.checkpoint.unmovable import has_no_context
 from kiwi_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from kiwi_core.gpu.looks import GpuLook
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
@@ -52,6 +55,28 @@ class SessionProcess:
     error: GpuError | None = None
     stopped: str = ""
     kept_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an operation knows of its session and of the GPU: all processes of the session that the
+    driver knows, also those that the operation leaves alone."""
+
+    gpu: GpuLook
+    members: list[SessionProcess]
+
+    def of(self, target: Target) -> list[SessionProcess]:
+        return [member for member in self.members if member.ref not in target.left_out]
+
+    def movable(self, target: Target) -> list[SessionProcess]:
+        """Return ``of(target)`` without those that have nothing to move, for which no operation may
+        wait."""
+        return [one for one in self.of(target) if not self._has_nothing_to_move(one)]
+
+    def _has_nothing_to_move(self, member: SessionProcess) -> bool:
+        if member.state is not CheckpointState.RUNNING or member.error or member.stopped:
+            return False
+        return member.ref.pid not in self.gpu.bytes_by_pid and has_no_context(member.ref)
 
 
 @dataclass(frozen=True)
@@ -89,11 +114,17 @@ class UsageMeter:
         """The last reading, even if it is old."""
         return self._usage
 
+    def saw(self, bytes_by_pid: dict[int, int]) -> None:
+        """Record what an operation's look has shown. When each process worked is read later."""
+        leaders = self._by_leader(bytes_by_pid)
+        self._usage = replace(self._usage, bytes_by_pid=bytes_by_pid, by_leader=leaders)
+        self._fresh_until_ns = 0
+
     async def read(self) -> DeviceUsage:
         async with self._reading:
-            if time.monotonic_ns() >= self._fresh_until_ns:
+            if clock.now_ns() >= self._fresh_until_ns:
                 self._usage = await self._next(self._usage)
-                self._fresh_until_ns = time.monotonic_ns() + _FRESH_NS
+                self._fresh_until_ns = clock.now_ns() + _FRESH_NS
             return self._usage
 
     def busy(self, session: SessionId, pids: Collection[int], usage: DeviceUsage) -> bool | None:
@@ -132,11 +163,16 @@ class Survey:
     def __init__(
         self,
         driver: CheckpointCalls,
+        gpu: GpuReadings,
         meter: UsageMeter,
         footprints: Footprints,
         other_roots: Callable[[], Collection[ProcessRef]],
     ) -> None:
         self._driver = driver
+        self._gpu = gpu
+        self._looks: dict[SessionId, Look] = {}
+        """The looks of the operations under way."""
+        self._operations: Counter[SessionId] = Counter()
         self._footprints = footprints
         self._meter = meter
         self._other_roots = other_roots
@@ -147,31 +183,85 @@ class Survey:
         self._locked_since_ns: dict[ProcessRef, int] = {}
         """When a process on that list was first found locked."""
 
-    async def members(
-        self, target: Target, usage: DeviceUsage | None = None
-    ) -> list[SessionProcess]:
-        """Return the session's processes that use CUDA, the root first. Pass ``usage`` only if an
-        old reading will do. If the root is gone, return what it left behind, as far as that is in
-        the terminal session that it led."""
-        if usage is None:
-            self._meter.forget()
-            usage = await self._meter.read()
+    async def members(self, target: Target, usage: DeviceUsage) -> list[SessionProcess]:
+        """Return the session's processes that use CUDA, the root first. If the root is gone, return
+        what it left behind, as far as that is in the terminal session that it led."""
+        return (await self._ask(target, self._all_of(target, usage), usage.bytes_by_pid))[0]
+
+    async def look(self, target: Target) -> Look:
+        """Return the look of the operation that is under way on the session. The first one asks;
+        the next ones get the same, until something is done (``wall``)."""
+        if (seen := self._looks.get(target.session)) is None:
+            whole = replace(target, left_out=frozenset())
+            refs = self._all_of(whole, self._meter.last)
+            members, gpu = await self._ask(whole, refs, None)
+            assert gpu is not None
+            self._meter.saw(gpu.bytes_by_pid)
+            late = [ref for ref in self._all_of(whole, self._meter.last) if ref not in refs]
+            members += (await self._ask(whole, late, gpu.bytes_by_pid))[0] if late else []
+            seen = Look(gpu, members)
+            if target.session in self._operations:
+                self._looks[target.session] = seen
+        return seen
+
+    def wall(self, session: SessionId) -> None:
+        """Forget the look: something was done, so the next one asks again."""
+        self._looks.pop(session, None)
+
+    @contextmanager
+    def operation(self, session: SessionId) -> Iterator[None]:
+        """Keep looks for an operation on the session, and for the operations that are parts of it:
+        what one of them has seen is as good for the next one."""
+        self._operations[session] += 1
+        try:
+            yield
+        finally:
+            self._operations[session] -= 1
+            if not self._operations[session]:
+                del self._operations[session]
+                self.wall(session)
+
+    async def _ask(
+        self, target: Target, refs: list[ProcessRef], bytes_by_pid: Mapping[int, int] | None
+    ) -> tuple[list[SessionProcess], GpuLook | None]:
+        """Ask the driver about ``refs`` and, if ``bytes_by_pid`` is not known, NVML about the GPU,
+        with one question. Processes that are stopped are not asked: the answer would not come."""
         # One look at the control group for all: nearly always they are in the same one.
         frozen = why_frozen(target.root)
-        found = [await self.member(ref, frozen) for ref in self._all_of(target, usage)]
+        stopped = {ref: why for ref in refs if (why := why_halted(ref) or frozen)}
+        asked = [ref.pid for ref in refs if ref not in stopped]
+        gpu: GpuLook | None = None
+        states: Mapping[int, CheckpointState | GpuError]
+        if bytes_by_pid is None:
+            gpu = await self._look(asked)
+            states, bytes_by_pid = gpu.states, gpu.bytes_by_pid
+        else:
+            states = {pid: await self._state(pid) for pid in asked}
+        found = [
+            self._unasked(ref, stopped[ref])
+            if ref in stopped
+            else self._judged(ref, states[ref.pid], bytes_by_pid)
+            for ref in refs
+        ]
         # The process has ended or exec'ed another program: what was out went with the old one.
         self._footprints.drop([m.ref for m in found if _has_nothing(m)])
-        return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
+        there = [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
+        return there, gpu
 
-    async def movable(self, target: Target) -> list[SessionProcess]:
-        """Return ``members`` without those that have nothing to move, for which no operation may
-        wait."""
-        return [m for m in await self.members(target) if not self._has_nothing_to_move(m)]
+    async def _look(self, pids: list[int]) -> GpuLook:
+        try:
+            return await self._gpu.look(pids)
+        except Hung:
+            if not pids:
+                raise
+        # One by one: only the process that hangs has no state.
+        return replace(await self._gpu.look(), states={pid: await self._state(pid) for pid in pids})
 
-    def _has_nothing_to_move(self, member: SessionProcess) -> bool:
-        if member.state is not CheckpointState.RUNNING or member.error or member.stopped:
-            return False
-        return member.ref.pid not in self._meter.last.bytes_by_pid and has_no_context(member.ref)
+    async def _state(self, pid: int) -> CheckpointState | GpuError:
+        try:
+            return await self._driver.checkpoint_state(pid)
+        except GpuError as error:
+            return error
 
     def refs(self, target: Target) -> list[ProcessRef]:
         """Return all processes of the session, with or without CUDA, by the last reading."""
@@ -190,20 +280,17 @@ class Survey:
                 refs.setdefault(ref)
         return [ref for ref in refs if ref not in target.left_out]
 
-    async def member(self, ref: ProcessRef, frozen: str = "") -> SessionProcess:
-        """Ask the driver about ``ref``, unless it is stopped: the answer would not come."""
-        if stopped := why_halted(ref) or frozen:
-            return self._unasked(ref, stopped)
-        try:
-            state = await self._driver.checkpoint_state(ref.pid)
-        except GpuError as error:
-            if error.driver_code is None and not isinstance(error, (Busy, Hung)):
-                raise  # no driver at all: the error is not about this process
+    def _judged(
+        self, ref: ProcessRef, said: CheckpointState | GpuError, bytes_by_pid: Mapping[int, int]
+    ) -> SessionProcess:
+        """Return what the driver's answer about ``ref`` means."""
+        if isinstance(said, GpuError):
+            if said.driver_code is None and not isinstance(said, (Busy, Hung)):
+                raise said  # no driver at all: the error is not about this process
             ended = not processes.alive(ref)  # then the driver may report an error
-            return SessionProcess(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
-        if not processes.alive(ref):
-            state = CheckpointState.NOT_A_CUDA_PROCESS
-        if self._taken(ref, state):
+            return SessionProcess(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else said)
+        state = said if processes.alive(ref) else CheckpointState.NOT_A_CUDA_PROCESS
+        if self._taken(ref, state, bytes_by_pid.get(ref.pid, 0)):
             running = CheckpointState.RUNNING  # as far as Kiwi is concerned
             return SessionProcess(ref, running, stopped=BY_ANOTHER, kept_bytes=self._free[ref])
         return SessionProcess(ref, state)
@@ -213,14 +300,14 @@ class Survey:
         self._free.pop(ref, None)
         self._locked_since_ns.pop(ref, None)
 
-    def _taken(self, ref: ProcessRef, state: CheckpointState) -> bool:
+    def _taken(self, ref: ProcessRef, state: CheckpointState, has_bytes: int) -> bool:
         """Return whether somebody else has locked or checkpointed ``ref``. Somebody else's lock is
         a step of a checkpoint. One that lasts is taken for a late effect of a call that a killed
         mover of an earlier daemon made, and such a process is released."""
         if state in (CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PROCESS):
             if ref not in self._free:
                 self._free = {one: n for one, n in self._free.items() if processes.alive(one)}
-            self._free[ref] = self._meter.last.bytes_by_pid.get(ref.pid, 0)
+            self._free[ref] = has_bytes
             self._locked_since_ns.pop(ref, None)
             return False
         if ref not in self._free or state is CheckpointState.FAILED:
@@ -228,7 +315,7 @@ class Survey:
         if state is not CheckpointState.LOCKED:
             self._locked_since_ns.pop(ref, None)
             return True
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         return now_ns - self._locked_since_ns.setdefault(ref, now_ns) < _LOCKED_MAX_NS
 
     def _unasked(self, ref: ProcessRef, stopped: str) -> SessionProcess:

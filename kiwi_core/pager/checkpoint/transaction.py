@@ -8,9 +8,9 @@ report it.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import clock
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 from kiwi_core.gpu.driver import CheckpointState
@@ -25,6 +25,7 @@ from kiwi_core.states import Reason
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
+    from kiwi_core.gpu.looks import GpuLook
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.checkpoint.locking import Parts
@@ -42,7 +43,7 @@ class Transaction:
     def __init__(self, parts: Parts, target: Target, deadline_ns: int) -> None:
         self._parts = parts
         self._target = target
-        self._began_ns = time.monotonic_ns()
+        self._began_ns = clock.now_ns()
         self._locking = Locking(parts, target, deadline_ns)
         self._move = Moving(parts, self._locking, deadline_ns)
 
@@ -119,33 +120,33 @@ class Transaction:
         """Check what can be known before the session is disturbed. The driver keeps paged-out
         memory in the target's own process, so the limits of that process count, too."""
         members = await self._locking.settled()
+        gpu = (await self._locking.look()).gpu
         still_in = [m.ref for m in members if m.state is not CheckpointState.CHECKPOINTED]
         for ref in still_in:
             if (why := self._parts.unmovable.why(ref)) is not None:
                 raise Stop(Refused(why.reason, str(why)))
         if still_in:
-            await check_not_full(self._parts.gpu, self._parts.config)
-        usage = await self._parts.gpu.bytes_by_pid()
+            check_not_full(gpu.free_bytes, self._parts.gpu.total_bytes(), self._parts.config)
         pids = [ref.pid for ref in still_in]
-        for pid, gpu in (await self._parts.gpu.users_elsewhere()).items():
-            if pid in pids and pid in usage:
-                detail = f"Process {pid} uses {gpu} too; Kiwi moves processes of one GPU only."
+        for pid, other in gpu.elsewhere.items():
+            if pid in pids and pid in gpu.bytes_by_pid:
+                detail = f"Process {pid} uses {other} too; Kiwi moves processes of one GPU only."
                 raise Stop(Refused(Reason.UNSUPPORTED, detail))
-        need_bytes = await self._need_bytes(still_in, usage)
+        need_bytes = self._need_bytes(still_in, gpu)
         if (refused := refusal_for_ram(self._parts, pids, need_bytes)) is not None:
             raise Stop(refused)
 
-    async def _need_bytes(self, refs: list[ProcessRef], usage: dict[int, int]) -> int:
+    def _need_bytes(self, refs: list[ProcessRef], gpu: GpuLook) -> int:
         """Return the bytes of ``refs`` in the GPU. Where NVML cannot name its users (a PID
         namespace), use what each had at its last page-out, or else the most that they can have
         together."""
-        gpu = self._parts.gpu
+        usage = gpu.bytes_by_pid
         named_bytes = sum(usage.get(ref.pid, 0) for ref in refs)
         nameless = [ref for ref in refs if ref.pid not in usage]
-        if not nameless or await gpu.names_users():
+        if not nameless or gpu.names_users:
             return named_bytes
         learnt = [self._parts.footprints.learnt(ref) for ref in nameless]
-        most_bytes = gpu.total_bytes() - await gpu.free_bytes() - sum(usage.values())
+        most_bytes = self._parts.gpu.total_bytes() - gpu.free_bytes - sum(usage.values())
         if None in learnt:
             return named_bytes + max(0, most_bytes)
         return named_bytes + sum(filter(None, learnt))
@@ -169,11 +170,12 @@ class Transaction:
     async def _measure(self, locked: list[ProcessRef]) -> dict[ProcessRef, int]:
         """Measure the locked processes: this is what they will need again. Store the sizes before
         anything moves, so that a daemon that takes over knows them."""
-        usage = await self._parts.gpu.bytes_by_pid()
+        gpu = (await self._locking.look()).gpu
+        usage = gpu.bytes_by_pid
         sizes = {ref: usage[ref.pid] for ref in locked if ref.pid in usage}
         await self._parts.make_ram_room(self._target, sum(sizes.values()))
         self._parts.footprints.put(sizes)
-        reading = PageOutReading(await self._parts.gpu.free_bytes())
+        reading = PageOutReading(gpu.free_bytes)
         self._parts.footprints.put_readings(dict.fromkeys(locked, reading))
         self._parts.store_footprints()
         return sizes
@@ -213,7 +215,7 @@ class Transaction:
         await self._locking.unlock_quietly([m.ref for m in members])
 
     def _moved(self, moved_bytes: int) -> Moved:
-        return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+        return Moved(moved_bytes, clock.now_ns() - self._began_ns)
 
 
 def refusal_for_ram(parts: Parts, pids: list[int], need_bytes: int) -> Refused | None:

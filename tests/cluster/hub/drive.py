@@ -1,6 +1,10 @@
 """Drive a hub as its users do. Runs in /opt/kiwi's Python, on the hub's machine.
 
 drive.py run NOTEBOOK.py USER…    start servers, run the cells (split by "# %%") in all at once
+drive.py start USER…              start servers, if they do not run
+drive.py kernel USER              start one more kernel, which runs nothing
+drive.py kernels USER             print the ids of its kernels; the server counts that as activity
+drive.py server USER              ask the hub only; print "runs" or "none"
 drive.py stop USER…
 drive.py form USER                log in with the password and print the options page's places
 drive.py place USER KEY           start a server on a place; print "refused" if the hub does so
@@ -22,22 +26,33 @@ READY_WITHIN_S = 100.0
 
 
 async def start(http, user, options=None):
-    """Start a server; return the headers of its user, or None if the hub refuses."""
+    """Start a server, if it does not run. Return the headers of its user, or None if the hub
+    refuses."""
     await http.post(f"{API}/{user}", headers=CHECK)
-    async with http.post(f"{API}/{user}/server", headers=CHECK, json=options or {}) as answer:
-        if answer.status not in (201, 202):
-            print(f"{user}: refused, {answer.status} {(await answer.text())[:200]}")
-            return None
+    if not await server_of(http, user):
+        async with http.post(f"{API}/{user}/server", headers=CHECK, json=options or {}) as answer:
+            if answer.status not in (201, 202):
+                print(f"{user}: refused, {answer.status} {(await answer.text())[:200]}")
+                return None
     async with asyncio.timeout(READY_WITHIN_S):
         while True:
-            async with http.get(f"{API}/{user}", headers=CHECK) as answer:
-                server = (await answer.json())["servers"].get("")
+            server = await server_of(http, user)
             if server and server["ready"]:
                 break
             if not server:
                 print(f"{user}: refused, its server did not start")
                 return None
             await asyncio.sleep(0.3)
+    return await headers_of(http, user)
+
+
+async def server_of(http, user):
+    """Return what the hub says about the user's server, None if it has none."""
+    async with http.get(f"{API}/{user}", headers=CHECK) as answer:
+        return (await answer.json())["servers"].get("")
+
+
+async def headers_of(http, user):
     async with http.post(f"{API}/{user}/tokens", headers=CHECK, json={"note": "check"}) as answer:
         return {"Authorization": f"token {(await answer.json())['token']}"}
 
@@ -96,6 +111,12 @@ async def surfaces(http, user, headers):
             print(f"{user} sets the quantum: {answer.status}")
 
 
+async def kernels(http, user):
+    headers = await headers_of(http, user)
+    async with http.get(f"{HUB}/user/{user}/api/kernels", headers=headers) as answer:
+        print(*(kernel["id"] for kernel in await answer.json()))
+
+
 async def form(http, user):
     async with http.get(f"{HUB}/hub/login") as answer:
         xsrf = re.search(r'name="_xsrf"[^>]*value="([^"]*)"', await answer.text())[1]
@@ -116,6 +137,15 @@ async def main():
             code = Path(path).read_text()
             both = [n for n in zip(users, found, strict=True) if n[1]]
             await asyncio.gather(*(notebook(http, *each, code) for each in both))
+        elif what == "start":
+            await asyncio.gather(*(start(http, user) for user in words))
+        elif what == "kernel":
+            headers = await headers_of(http, words[0])
+            await http.post(f"{HUB}/user/{words[0]}/api/kernels", headers=headers)
+        elif what == "kernels":
+            await kernels(http, words[0])
+        elif what == "server":
+            print("runs" if await server_of(http, words[0]) else "none")
         elif what == "stop":
             for user in words:
                 await http.delete(f"{API}/{user}/server", headers=CHECK)

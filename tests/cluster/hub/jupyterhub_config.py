@@ -2,6 +2,7 @@
 here is what differs from a real hub: a password for all, and no certificates."""
 
 import os
+import sys
 
 c = get_config()  # noqa: F821
 kind = os.environ["HUB_SPAWNER"]
@@ -24,3 +25,10 @@ c.JupyterHub.load_roles = [
 c.Spawner.start_timeout = 90
 c.Spawner.http_timeout = 60
 load_subconfig(f"{os.environ['HUB_EXAMPLES']}/{kind}.py")  # noqa: F821
+
+if os.environ.get("HUB_CULLS"):  # Jupyter's idle culler, as its documentation has it, but quick
+    cull = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=30", "--cull-every=2"]
+    c.JupyterHub.services.append({"name": "cull-idle", "command": cull})
+    scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
+    c.JupyterHub.load_roles.append({"name": "cull", "services": ["cull-idle"], "scopes": scopes})
+    c.Spawner.environment["JUPYTERHUB_ACTIVITY_INTERVAL"] = "2"

@@ -1,6 +1,8 @@
 """A notebook that idles with GPU memory. When its kernel has been ended, it is started again, as
-Jupyter does, and runs another GPU cell. Prints what stands below the cells."""
+Jupyter does, and runs another GPU cell; with the argument ``once`` it is not. Prints what stands
+below the cells."""
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty
@@ -46,6 +48,8 @@ while kernel.is_alive():
     with suppress(Empty):
         show(client.get_iopub_msg(timeout=0.5))
 print("the kernel has ended", flush=True)
+if "once" in sys.argv:
+    sys.exit()
 kernel.restart_kernel(now=True)
 client.wait_for_ready(timeout=90)
 client.execute_interactive(AGAIN, output_hook=show, timeout=90)

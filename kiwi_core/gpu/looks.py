@@ -1,0 +1,24 @@
+"""One look at a GPU and at some processes: all that a decision about moving memory needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kiwi_core.errors import GpuError
+    from kiwi_core.gpu.driver import CheckpointState
+
+
+@dataclass(frozen=True)
+class GpuLook:
+    """What one question shows. ``bytes_by_pid`` are the bytes, contexts included, of the processes
+    that NVML can name; ``names_users``: these are all that use the GPU. ``elsewhere`` has the pids
+    that use another GPU, and the name of that GPU. ``states`` are what the driver says of each
+    process that was asked about, or its error."""
+
+    free_bytes: int
+    bytes_by_pid: dict[int, int] = field(default_factory=dict)
+    names_users: bool = False
+    elsewhere: dict[int, str] = field(default_factory=dict)
+    states: dict[int, CheckpointState | GpuError] = field(default_factory=dict)
