@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from bench_cpu_cell import ask
 from common import ROOT, Samples, arguments, machine, report, samples_table, target
 from daemon import running_daemon
@@ -47,41 +48,36 @@ CELL = "memory.step()"
 
 BARE = (sys.executable, "-I", "-S", "-c", "pass")
 
-BUILD = """\
-import kiwi_core
-from kiwi_core import emulator, preload
-emulator.build(), preload.library()
-print(kiwi_core.__file__)
-"""
-"""Program that compiles the C libraries of its Kiwi, so that no kernel runs without the gate, and
-prints where it is."""
+BUILD = "from kiwi_core import emulator, preload; emulator.build(); preload.library()"
+"""Program that compiles the C libraries of its Kiwi, so that no kernel runs without the gate."""
+
+WHICH = "import kiwi_core; print(kiwi_core.__file__)"
 
 
 class Pair:
-    """Two notebooks beside a daemon, with the Kiwi that ``env`` leads to."""
+    """Two notebooks beside a daemon, with the Kiwi in ``where``."""
 
-    def __init__(self, stack: ExitStack, env: dict[str, str]) -> None:
+    def __init__(self, stack: ExitStack, where: Path) -> None:
+        env = leading_to(where)
         self._daemon: Daemon = stack.enter_context(running_daemon(GPU, env=env))
         self._kernels = [
             stack.enter_context(running_kernel(self._daemon.env | env)) for _ in range(2)
         ]
+        started = psutil.Process(self._daemon.status().daemon_pid).cmdline()
+        _must_be_in(where, started[1])
         for seed, kernel in enumerate(self._kernels):
+            _must_be_in(where, kernel.check(WHICH).text)
             kernel.check(PRELUDE)
             kernel.check(take(MIB, seed))
-        self.turn = 0
+        self._turn = 0
 
     def measure(self) -> tuple[int, int]:
         """Return the times of the next notebook's cell with its memory out and in, in
         nanoseconds."""
-        kernel = self._kernels[self.turn % 2]
-        self.turn += 1
-        self._wait_out(kernel)
-        return _cell_ns(kernel), _cell_ns(kernel)
-
-    def _wait_out(self, kernel: Kernel) -> None:
-        """Wait until there is something to measure: the first cells of all may meet a driver that
-        has just been started."""
+        kernel = self._kernels[self._turn % 2]
+        self._turn += 1
         self._daemon.wait_state(kernel.pid, "paged-out")
+        return _cell_ns(kernel), _cell_ns(kernel)
 
 
 def _cell_ns(kernel: Kernel) -> int:
@@ -114,15 +110,16 @@ def _git(*words: str) -> None:
 
 
 def leading_to(where: Path) -> dict[str, str]:
-    """Return the environment of programs that use the Kiwi in ``where``."""
+    """Return the environment of programs that use the Kiwi in ``where``, whose C libraries are
+    compiled now."""
     env = {"PYTHONPATH": str(where)}
-    built = subprocess.run(
-        [sys.executable, "-c", BUILD],
-        env=os.environ | env, cwd="/", check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    if not Path(built.stdout.strip()).is_relative_to(where):
-        raise SystemExit(f"another Kiwi would be measured: {built.stdout.strip()}")
+    subprocess.run([sys.executable, "-c", BUILD], env=os.environ | env, check=True)
     return env
+
+
+def _must_be_in(where: Path, path: str) -> None:
+    if not Path(path.strip()).is_relative_to(where):
+        raise SystemExit(f"another Kiwi would be measured: {path}")
 
 
 def measured(places: dict[str, Path], rounds: int) -> dict[str, Samples]:
@@ -130,7 +127,7 @@ def measured(places: dict[str, Path], rounds: int) -> dict[str, Samples]:
     in where the memory was belong together, so a switch is the difference of the two."""
     samples = {"bare python": Samples()}
     with ExitStack() as stack:
-        pairs = {name: Pair(stack, leading_to(where)) for name, where in places.items()}
+        pairs = {name: Pair(stack, where) for name, where in places.items()}
         names = list(pairs)
         for number in range(-4, rounds):  # the first switches measure the moves, and fill caches
             shift = number % len(names)
@@ -157,6 +154,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     args = arguments(__doc__, options)
     where = machine("emulated")
+    if args.json:
+        args.json = args.json.absolute()
+    os.chdir("/")  # python -m looks for Kiwi in the working directory first
     with ExitStack() as stack:
         places = {"this checkout": ROOT}
         if args.parent:
