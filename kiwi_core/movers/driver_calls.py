@@ -14,7 +14,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.looks import GpuLook
 from kiwi_core.gpu.nvml import GpuGauges, GpuInfo, UtilisationSample
-from kiwi_core.movers.errors import Busy
+from kiwi_core.movers.errors import Busy, Hung
 from kiwi_core.movers.messages import Seen
 
 if TYPE_CHECKING:
@@ -98,18 +98,23 @@ class RemoteGpu:
         """Return whether NVML is not to be asked now."""
         return bool(self.without_nvml) and time.monotonic() < self._ask_again_s
 
-    async def _ask_nvml(self, call: str, *args: object) -> Any:
+    async def _ask_nvml(self, call: str, *args: object, reads: Sequence[str] = ()) -> Any:
+        """Make a call that reads NVML. ``reads`` are the calls that read the same."""
         try:
             found = await self._movers.call(call, self._uuid, *args, deadline_s=ANSWER_S)
         except Busy:
             raise  # NVML was not asked
         except GpuError as error:
+            if isinstance(error, Hung) and any(args):
+                raise  # one of the processes may hang, not NVML
             now_s = time.monotonic()
-            if now_s - self._failing_since_s.setdefault(call, now_s) >= WITHOUT_NVML_AFTER_S:
-                self.without_nvml = str(error)
-                self._ask_again_s = now_s + NVML_AGAIN_S
+            for one in reads or (call,):
+                if now_s - self._failing_since_s.setdefault(one, now_s) >= WITHOUT_NVML_AFTER_S:
+                    self.without_nvml = str(error)
+                    self._ask_again_s = now_s + NVML_AGAIN_S
             raise
-        self._failing_since_s.pop(call, None)
+        for one in reads or (call,):
+            self._failing_since_s.pop(one, None)
         if not self._failing_since_s:
             self.without_nvml = ""
         return found
@@ -128,7 +133,7 @@ class RemoteGpu:
             args = ("", list(pids))
             found = await self._movers.call("look", *args, deadline_s=ANSWER_S)
         else:
-            found = await self._ask_nvml("look", list(pids))
+            found = await self._ask_nvml("look", list(pids), reads=("free_bytes", "processes"))
         seen = msgspec.convert(found, Seen)
         free_bytes = seen.free_bytes
         states: dict[int, CheckpointState | GpuError] = {

@@ -90,8 +90,8 @@ class Link:
     report: LibraryReport = field(default_factory=LibraryReport)
     context_bytes: int = 0
     """What its contexts take in the GPU, as far as that is known."""
-    _reading: tuple[int, int] | None = None
-    """Its count and the excess of NVML's over it, both bytes, at the last reading."""
+    _beyond_bytes: int = -1
+    """What NVML counted beyond its own count at the last reading."""
     host_bytes: int = 0
     """System RAM that the process really had at its last report."""
     next_doubt_s: float = DOUBT_S
@@ -141,13 +141,12 @@ class Link:
         return clock.now_s() < self.doubted_until_s
 
     def sees_context(self, in_gpu_bytes: int) -> None:
-        """Learn what its contexts take from the bytes that NVML has counted. The report at hand may
-        be older than that: a reading counts once the next one finds the same report."""
-        held_bytes = self.report.held_bytes
-        reported_bytes, size_bytes = self._reading or (-1, 0)
-        if reported_bytes == held_bytes:
+        """Learn what its contexts take: what NVML has counted beyond its own count. The report at
+        hand may be older than that: a reading counts if the next one says the same."""
+        size_bytes = max(0, in_gpu_bytes - self.report.held_bytes)
+        if size_bytes == self._beyond_bytes:
             self.context_bytes = min(size_bytes, self.context_bytes or size_bytes)
-        self._reading = held_bytes, max(0, in_gpu_bytes - held_bytes)
+        self._beyond_bytes = size_bytes
 
     def doubt(self) -> None:
         """Record that it was asked to give back memory, and has not."""

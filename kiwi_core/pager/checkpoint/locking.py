@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
-    from kiwi_core.pager.checkpoint.survey import Look, SessionProcess, Survey
+    from kiwi_core.pager.checkpoint.survey import SessionLook, SessionProcess, Survey
     from kiwi_core.pager.checkpoint.unmovable import RestoreFailures, Unmovable
 
 _ROUNDS_MAX: Final = 8
@@ -99,7 +99,7 @@ class Locking:
             await asyncio.sleep(_SETTLE_POLL_S)
             self.wall()
 
-    async def look(self) -> Look:
+    async def look(self) -> SessionLook:
         return await self._parts.survey.look(self._target)
 
     def wall(self) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
     from kiwi_core.pager.checkpoint.ports import CheckpointCalls, GpuReadings
     from kiwi_core.pager.checkpoint.room import PageOutReading
-    from kiwi_core.pager.checkpoint.survey import Look, SessionProcess
+    from kiwi_core.pager.checkpoint.survey import SessionLook, SessionProcess
     from kiwi_core.pager.checkpoint.unmovable import WhyUnmovable
 
 _RESIDENCY = {
@@ -137,7 +137,7 @@ class CheckpointPager:
             finally:
                 self._meter.forget()
 
-    async def look(self, target: Target) -> Look:
+    async def look(self, target: Target) -> SessionLook:
         """Return what the operation under way on the session knows. It asks only if something was
         done since the last look. Raises ``GpuError`` as ``observe`` does."""
         return await self._survey.look(target)

@@ -58,7 +58,7 @@ class SessionProcess:
 
 
 @dataclass(frozen=True)
-class Look:
+class SessionLook:
     """What an operation knows of its session and of the GPU: all processes of the session that the
     driver knows, also those that the operation leaves alone."""
 
@@ -170,7 +170,7 @@ class Survey:
     ) -> None:
         self._driver = driver
         self._gpu = gpu
-        self._looks: dict[SessionId, Look] = {}
+        self._looks: dict[SessionId, SessionLook] = {}
         """The looks of the operations under way."""
         self._operations: Counter[SessionId] = Counter()
         self._footprints = footprints
@@ -188,7 +188,7 @@ class Survey:
         what it left behind, as far as that is in the terminal session that it led."""
         return (await self._ask(target, self._all_of(target, usage), usage.bytes_by_pid))[0]
 
-    async def look(self, target: Target) -> Look:
+    async def look(self, target: Target) -> SessionLook:
         """Return the look of the operation that is under way on the session. The first one asks;
         the next ones get the same, until something is done (``wall``)."""
         if (seen := self._looks.get(target.session)) is None:
@@ -199,7 +199,7 @@ class Survey:
             self._meter.saw(gpu.bytes_by_pid)
             late = [ref for ref in self._all_of(whole, self._meter.last) if ref not in refs]
             members += (await self._ask(whole, late, gpu.bytes_by_pid))[0] if late else []
-            seen = Look(gpu, members)
+            seen = SessionLook(gpu, members)
             if target.session in self._operations:
                 self._looks[target.session] = seen
         return seen
