@@ -149,15 +149,15 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/pager/checkpoint/survey.py",
-        "            if target.session in self._operations:\n",
-        "            if True:\n",
+        "                self.wall(session)\n",
+        "                pass\n",
         PAGER,
     ),
     Mutation(
         "kiwi_core/pager/checkpoint/survey.py",
         "        except Hung:\n            if not pids:\n                raise\n",
         "        except Hung:\n            raise\n",
-        "tests/daemon/test_hanging_calls.py tests/pager",
+        PAGER,
     ),
     Mutation(
         "kiwi_core/pager/checkpoint/locking.py",
