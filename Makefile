@@ -196,7 +196,7 @@ profiles: $(READY)  ## pager, daemon and e2e-tests on each named emulated driver
 truth: $(LAB_READY) browser  ## a crowded GPU for MINUTES=30, every surface compared at random moments
 	@KIWI_TRUTH_MINUTES=$(or $(MINUTES),30) $(STEP) truth $(PYTEST) tests/ui/test_crowded_surfaces.py
 
-mutations: $(READY)  ## break Kiwi in thirty places, one after another: does make test notice each?
+mutations: $(READY)  ## break Kiwi in forty places, one after another: does make test notice each?
 	@$(BIN)/python tests/mutations.py
 
 cluster: $(READY)  ## JupyterHub, Slurm, containers and Kubernetes' schemas, from scratch to a verdict (root, Debian or Ubuntu)

@@ -215,7 +215,12 @@ DEFAULTS = Config()
 
 def is_disabled(env: Mapping[str, str]) -> bool:
     """Return whether ``KIWI_DISABLE`` switches Kiwi off in programs that have this environment."""
-    return env.get(ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
+    return is_set(env, ENV_DISABLE)
+
+
+def is_set(env: Mapping[str, str], name: str) -> bool:
+    """Return whether the variable ``name`` says yes: anything but ``0``, ``false`` or ``no``."""
+    return env.get(name, "").strip().lower() not in ("", "0", "false", "no")
 
 
 def gpu_possible() -> bool:

@@ -1,4 +1,4 @@
-"""Break Kiwi in thirty places that matter, and check that ``make test`` notices each.
+"""Break Kiwi in forty places that matter, and check that ``make test`` notices each.
 
 ``python tests/mutations.py`` applies one change at a time to a copy of the checkout and runs tests
 there, without those that only ``make test-all`` runs. It prints the test that failed, and fails if
@@ -72,7 +72,12 @@ MUTATIONS = (
         "return session.mid_burst or session.at_work",
         SCHED,
     ),
-    Mutation("kiwi_core/sched/rules/turns.py", "    if waiter.stopped:", "    if False:", SCHED),
+    Mutation(
+        "kiwi_core/sched/rules/turns.py",
+        "return _under_way(st, waiter)\n    if waiter.stopped:",
+        "return _under_way(st, waiter)\n    if False:",
+        SCHED,
+    ),
     Mutation(
         "kiwi_core/sched/rules/turns.py",
         "early = st.now_ns < runner.granted_ns + st.quantum_ns(runner)",
@@ -134,6 +139,68 @@ MUTATIONS = (
         "_uvm_mappings(ref.pid, root) > _UVM_MAPPINGS",
         "False",
         PAGER,
+    ),
+    # What an operation sees, and how it is undone
+    Mutation(
+        "kiwi_core/pager/checkpoint/survey.py",
+        "        self._looks.pop(session, None)\n",
+        "        pass\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/survey.py",
+        "                self.wall(session)\n",
+        "                pass\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/survey.py",
+        "        except Hung:\n            if not pids:\n                raise\n",
+        "        except Hung:\n            raise\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/locking.py",
+        "        self._parts.survey.will_hold(ref)\n",
+        "",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/transaction.py",
+        "            await self._move.bring_back(done, members)\n",
+        "",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/transaction.py",
+        "        self._parts.store_footprints()\n",
+        "",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/room.py",
+        "        if free_bytes >= reservation.need_bytes + margin_bytes:\n",
+        "        if True:\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/linked_operation.py",
+        '            await self._undo(stop, suspended, "resume", "stays suspended")\n\n',
+        "            pass\n\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/linked_operation.py",
+        '                    await self._undo(stop, resumed, "suspend", "runs")\n',
+        "",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/session_pager.py",
+        "            if (refused := await self._refusal_for_ram(target)) is not None:\n"
+        "                return refused\n",
+        "",
+        "tests/pager tests/daemon/test_library_ram.py tests/daemon/test_life.py",
     ),
     # Who may do what
     Mutation(
@@ -203,6 +270,18 @@ MUTATIONS = (
         "        if ((state & (ARMED | SHUT)) && !__atomic_exchange_n",
         "        if ((state & ARMED) && !__atomic_exchange_n",
         "tests/preload/link/test_shut.py tests/preload/interposer",
+    ),
+    Mutation(
+        "kiwi_core/preload/src/link/link.c",
+        "    bool aside = kp_gate_stand_aside();",
+        "    bool aside = false;",
+        "tests/preload/link",
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/own.c",
+        "    struct kp_block *b = kp_ctx_block_at(p);",
+        "    struct kp_block *b = kp_table_at(p);",
+        "tests/preload/owner",
     ),
     # The pool of movers
     Mutation(

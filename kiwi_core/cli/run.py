@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from kiwi_core import config, preload
+from kiwi_core import config, preallocation, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.leaving import Terminated
@@ -379,6 +379,7 @@ def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dic
         env[ENV_VISIBLE] = welcome.gpu_uuid
     env[ENV_INSIDE] = welcome.session
     env[config.ENV_DISABLE] = "1"
+    preallocation.switch_off(env)
     if (emulation := welcome.emulation) is not None:
         from kiwi_core import emulator
 

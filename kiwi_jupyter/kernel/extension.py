@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import cell_magic
 
+from kiwi_core import preallocation
 from kiwi_core.config import is_disabled
 from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
@@ -41,6 +42,7 @@ class Extension:
             self.config.enabled = False
         self.driver_gate = DriverGate()
         if self.config.enabled:
+            preallocation.switch_off(os.environ)
             self.driver_gate.prepare()
         self.session = KernelSession(self.config, shell.user_ns, say_on_stderr, self.driver_gate)
         self.burst = Burst(GcGuard(enabled=self.config.gc_guard), self.config.turn_grace_s)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import os
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import preallocation
 from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
 from kiwi_core.wire.words import counted_text, keeps_text, load_text, wait_text
@@ -52,6 +54,8 @@ class StatusView:
         rows += self._gpu(self.status) + self._own(self.status) + self._others(self.status)
         names = self._names(self.status)
         rows += [("Swap", _swap(swap, names)) for swap in self.status.swaps[-SWAPS_SHOWN:]]
+        if self._enabled and preallocation.is_off(os.environ):
+            rows.append(("Frameworks", preallocation.TEXT))
         rows += [("Error", error) for error in self.status.errors]
         rows += [("Notice", f"{n.text} {n.remedy}".rstrip()) for n in self._notices[-SWAPS_SHOWN:]]
         return rows

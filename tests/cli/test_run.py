@@ -17,7 +17,7 @@ import pytest
 from cli_process import PATIENCE_S, finish
 from scripted_daemon import eventually
 
-from kiwi_core import config
+from kiwi_core import config, preallocation
 from kiwi_core.cli import child, exits, run
 from kiwi_core.cli.wait_line import TerminalWaitLine
 from kiwi_core.states import Notice
@@ -331,6 +331,38 @@ def test_what_the_user_must_know_is_told_the_rest_on_request(spawn, daemon, tmp_
 )
 def test_the_wanted_gpu_comes_from_option_or_environment(named, env, gpu):
     assert run.wanted_gpu(named, env) == gpu
+
+
+XLA, XLA_SHARE, TF = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
+)
+BY_US = {XLA: "false", TF: "true", "KIWI_PREALLOCATE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "changed"),
+    [
+        ({}, BY_US),
+        ({XLA: "true"}, {XLA: "true", TF: "true", "KIWI_PREALLOCATE": "0"}),
+        ({XLA_SHARE: ".4"}, {XLA_SHARE: ".4", TF: "true", "KIWI_PREALLOCATE": "0"}),
+        ({XLA: "true", TF: "false"}, {XLA: "true", TF: "false"}),
+        ({"KIWI_PREALLOCATE": "1"}, {"KIWI_PREALLOCATE": "1"}),
+        (BY_US, BY_US),
+    ],
+)
+def test_frameworks_take_memory_as_they_need_it_unless_the_user_has_chosen(env, changed):
+    env = dict(env)
+    preallocation.switch_off(env)
+    assert env == changed
+
+
+def test_the_program_gets_these_settings(spawn, daemon):
+    code = f"import os; print([os.environ.get(n) for n in ({XLA!r}, {TF!r})])"
+    process = spawn("run", *python(code))
+    daemon.await_received(Acquire)
+    assert finish(process).out == "['false', 'true']\n"
 
 
 def test_find_answers_as_a_shell_would(tmp_path):

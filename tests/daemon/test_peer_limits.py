@@ -77,7 +77,7 @@ EXCESS: dict[str, Excess] = {
         "many", beyond(limits.WATCHES), {"type": "get-status", "watch": True}
     ),
     limits.RELEASES: more_of("session", 1, *[{"type": "release"}] * beyond(limits.RELEASES)),
-    limits.USAGE_QUESTIONS: more_of("many", 20, *[{"type": "get-usage"}] * 16),
+    limits.USAGE_QUESTIONS: more_of("many", 20, *[{"type": "get-usage"}] * 100),
     limits.ROOM_REQUESTS: more_of(
         "pager", 3,
         *[{"type": "want-room", "request": n, "bytes": 200 * MIB} for n in range(1, 250)],

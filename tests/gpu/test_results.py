@@ -100,14 +100,12 @@ def test_rows_that_cannot_be_true_are_left_out(monkeypatch: pytest.MonkeyPatch) 
         NVMLError=RuntimeError,
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=lambda _uuid: 0,
-        nvmlDeviceGetMemoryInfo=lambda _gpu: row(total=100),
+        nvmlDeviceGetMemoryInfo=lambda _gpu: row(total=100, free=60),
         nvmlDeviceGetComputeRunningProcesses=lambda _gpu: rows,
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr(nvml, "_initialised_pid", -1)
     monkeypatch.setattr(nvml, "is_kernel_thread", lambda pid: pid == 2)
-    assert nvml.processes("GPU-1") == {mine: 5}
-    assert nvml.all_sizes_known("GPU-1")
+    assert nvml.users("GPU-1") == nvml.GpuUsers(60, {mine: 5}, sized=True)
     rows.append(row(pid=1, usedGpuMemory=71 << 40))
-    assert nvml.processes("GPU-1") == {mine: 5}
-    assert not nvml.all_sizes_known("GPU-1")
+    assert nvml.users("GPU-1") == nvml.GpuUsers(60, {mine: 5}, sized=False)

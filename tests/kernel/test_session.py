@@ -58,6 +58,22 @@ def test_switched_off_by_a_trait(daemon: ScriptedDaemon, make_kernel: Any) -> No
         assert daemon.peers == []
 
 
+XLA = "import os; os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE')"
+
+
+def test_frameworks_take_memory_as_they_need_it(daemon: ScriptedDaemon, make_kernel: Any) -> None:
+    with make_kernel() as kernel:
+        assert kernel.check(XLA).result == "'false'"
+        kernel.check("import tripgpu\ntripgpu.use()")
+        assert "as they need it" in (kernel.check("%kiwi status").result or "")
+    with make_kernel(KIWI_PREALLOCATE="1") as kernel:
+        assert kernel.check(XLA).result is None
+        kernel.check("import tripgpu\ntripgpu.use()")
+        assert "as they need it" not in (kernel.check("%kiwi status").result or "")
+    with make_kernel(KIWI_DISABLE="1") as kernel:
+        assert kernel.check(XLA).result is None
+
+
 def test_a_daemon_that_cannot_be_started_is_said_once(make_kernel: Any) -> None:
     with make_kernel(KIWI_DAEMON_ARGS="--no-such-option") as kernel:
         cell = kernel.check("import tripgpu\ntripgpu.use()")

@@ -9,6 +9,7 @@ from contract import PagerContract, moved, refused, soon_ns
 from cuda_processes import wait_until
 from worlds import GatedWorld
 
+from kiwi_core.pager.api import Refused
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
 
@@ -135,3 +136,32 @@ def test_a_library_that_comes_back_is_told_nothing_before_the_driver_has_let_go(
     moved(world.pager.page_in(session.target, soon_ns()))
     assert session.get("library.orders") == ["hold", "free"]
     assert session.digest() == before
+
+
+HANGS = """
+from kiwi_core.movers.errors import hung
+looks = []
+
+def hanging(call):
+    async def asked(self, name, *args, deadline_s):
+        if name == "look" and {pid} in args[1]:
+            looks.append(args)
+            if len(looks) > 1:
+                raise hung(name, deadline_s)
+        if name == "checkpoint_state" and args[0] == {pid}:
+            raise hung(name, deadline_s)
+        return await call(self, name, *args, deadline_s=deadline_s)
+    return asked
+
+MoverPool.call = hanging(MoverPool.call)
+"""
+
+
+def test_a_process_that_hangs_does_not_hide_the_others(world: GatedWorld) -> None:
+    """One question asks about all of them. What was stopped before it hung is let go."""
+    session = world.start(4 * MIB)
+    session.do(CHILD)
+    world.pager.patch(HANGS.format(pid=int(session.get("child.pid"))))
+    outcome = world.pager.page_out(session.target, soon_ns())
+    assert isinstance(outcome, Refused), outcome
+    assert session.get("library.orders") == ["hold", "free"]

@@ -163,6 +163,16 @@ def test_if_one_of_two_libraries_refuses_the_other_comes_back(
     twins.assert_intact()
 
 
+def test_if_one_of_two_cannot_go_on_neither_does(world: LinkedWorld, twins: Family) -> None:
+    moved(world.pager.suspend(twins.root.target, soon_ns()))
+    twins.script_child("free", "refuse driver")
+    refused(world.pager.page_in(twins.root.target, soon_ns()), Reason.DRIVER)
+    assert twins.root.get("library._held")
+    moved(world.pager.page_in(twins.root.target, soon_ns()))
+    assert twins.residency() is Residency.RESIDENT
+    twins.assert_intact()
+
+
 def test_if_the_driver_cannot_bring_its_part_back_the_library_takes_its_own_out_again(
     world: LinkedWorld, mixed: Family
 ) -> None:

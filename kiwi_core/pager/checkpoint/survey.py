@@ -199,9 +199,7 @@ class Survey:
             self._meter.saw(gpu.bytes_by_pid)
             late = [ref for ref in self._all_of(whole, self._meter.last) if ref not in refs]
             members += (await self._ask(whole, late, gpu.bytes_by_pid))[0] if late else []
-            seen = SessionLook(gpu, members)
-            if target.session in self._operations:
-                self._looks[target.session] = seen
+            seen = self._looks[target.session] = SessionLook(gpu, members)
         return seen
 
     def wall(self, session: SessionId) -> None:

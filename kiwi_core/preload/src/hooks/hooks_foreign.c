@@ -27,8 +27,9 @@ static bool current_is_here(void) {
 #define ROOMED(result, bytes_, here_, call)                                                          \
     do {                                                                                             \
         bool entered_ = kp_gate_enter();                                                             \
-        struct kp_room room_ = {.bytes = (bytes_), .asks = entered_ && kp_owning()};                 \
+        struct kp_room room_ = {.asks = entered_ && kp_owning()};                                    \
         while ((result = (call)) == CUDA_ERROR_OUT_OF_MEMORY) {                                      \
+            room_.bytes = (bytes_); /* read only now: the driver has judged the arguments */         \
             room_.elsewhere = !(here_);                                                              \
             if (!kp_room_again(&room_, result)) break;                                               \
         }                                                                                            \
