@@ -59,10 +59,12 @@ class SessionProcess:
 
 @dataclass(frozen=True)
 class SessionLook:
-    """What an operation knows of its session and of the GPU: all processes of the session that the
-    driver knows, also those that the operation leaves alone."""
+    """What an operation knows of its session and of the GPU: all processes of the session
+    (``refs``), also those that the operation leaves alone; ``members`` are those that the driver
+    knows."""
 
     gpu: GpuLook
+    refs: list[ProcessRef]
     members: list[SessionProcess]
 
     def of(self, target: Target) -> list[SessionProcess]:
@@ -199,7 +201,7 @@ class Survey:
             self._meter.saw(gpu.bytes_by_pid)
             late = [ref for ref in self._all_of(whole, self._meter.last) if ref not in refs]
             members += (await self._ask(whole, late, gpu.bytes_by_pid))[0] if late else []
-            seen = self._looks[target.session] = SessionLook(gpu, members)
+            seen = self._looks[target.session] = SessionLook(gpu, refs + late, members)
         return seen
 
     def wall(self, session: SessionId) -> None:
@@ -263,6 +265,8 @@ class Survey:
 
     def refs(self, target: Target) -> list[ProcessRef]:
         """Return all processes of the session, with or without CUDA, by the last reading."""
+        if (seen := self._looks.get(target.session)) is not None:
+            return [ref for ref in seen.refs if ref not in target.left_out]
         return self._all_of(target, self._meter.last)
 
     def outside(self, target: Target, pids: Iterable[int]) -> list[int]:
