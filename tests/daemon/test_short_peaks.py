@@ -92,7 +92,7 @@ def test_what_takes_a_share_of_what_is_free_needs_that_share_of_the_gpu(
     one.worker.do(PREALLOCATE.format(share=0.75))
     assert one.worker.get("told[0]") < 136 * MIB, "the runner has the rest"
     daemon.wait_for(lambda _: peak_mib(daemon, one) >= 180, "what it would take alone is learnt")
-    assert peak_mib(daemon, one) <= 192
+    assert peak_mib(daemon, one) < 200, "and no more, but for a context"
     runner.stop_burst()
     assert runner.intact()
 

@@ -44,6 +44,10 @@ MOVE_GRACE_S = 90.0
 what it has begun to move out (60 s at most), and ends copies under way. After this it counts as
 stuck, and whoever waits for it goes on."""
 
+SETTLED_S: Final = 1.0
+"""A library reports a change within a quarter of a second. A reading after which none came for so
+long fits the report before it."""
+
 DOUBT_S: Final = 60.0
 """A library that was doubted is believed again after this; the time doubles with each doubt."""
 
@@ -90,8 +94,8 @@ class Link:
     report: LibraryReport = field(default_factory=LibraryReport)
     context_bytes: int = 0
     """What its contexts take in the GPU, as far as that is known."""
-    _beyond_bytes: int = -1
-    """What NVML counted beyond its own count at the last reading."""
+    _reading: tuple[float, int] | None = None
+    """A reading since its last report: when it was, and what NVML counted beyond its count."""
     host_bytes: int = 0
     """System RAM that the process really had at its last report."""
     next_doubt_s: float = DOUBT_S
@@ -142,11 +146,14 @@ class Link:
 
     def sees_context(self, in_gpu_bytes: int) -> None:
         """Learn what its contexts take: what NVML has counted beyond its own count. The report at
-        hand may be older than that: a reading counts if the next one says the same."""
-        size_bytes = max(0, in_gpu_bytes - self.report.held_bytes)
-        if size_bytes == self._beyond_bytes:
+        hand may be older than that: a reading counts once no other has come for a while."""
+        now_s = clock.now_s()
+        if self._reading is not None:
+            read_s, size_bytes = self._reading
+            if now_s - read_s < SETTLED_S:
+                return
             self.context_bytes = min(size_bytes, self.context_bytes or size_bytes)
-        self._beyond_bytes = size_bytes
+        self._reading = now_s, max(0, in_gpu_bytes - self.report.held_bytes)
 
     def doubt(self) -> None:
         """Record that it was asked to give back memory, and has not."""
@@ -187,6 +194,7 @@ class Link:
         """Take its state. The first report on a connection also contains the outcome of an
         operation whose answer was lost with the last connection.
         """
+        self._reading = None
         if self.report.residency is not Residency.LOST:  # nothing brings that back
             self.report = self._as_plausible(report)
         if self.greeted:
