@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class GpuLook:
     """What one question shows. ``bytes_by_pid`` are the bytes, contexts included, of the processes
-    that NVML can name; ``names_users``: these are all that use the GPU. ``elsewhere`` has the pids
-    that use another GPU, and the name of that GPU. ``states`` are what the driver says of each
-    process that was asked about, or its error."""
+    that NVML can name; ``names_users``: these are all that use the GPU. ``states`` are what the
+    driver says of each process that was asked about, or its error."""
 
     free_bytes: int
     bytes_by_pid: dict[int, int] = field(default_factory=dict)
     names_users: bool = False
-    elsewhere: dict[int, str] = field(default_factory=dict)
     states: dict[int, CheckpointState | GpuError] = field(default_factory=dict)

@@ -33,7 +33,6 @@ def look(gpu_uuid: str, pids: Sequence[int]) -> Seen:
         users = nvml.users(gpu_uuid)
         seen.free_bytes, seen.bytes_by_pid = users.free_bytes, users.bytes_by_pid
         seen.names_users = users.sized and nvml.names_processes()
-        seen.elsewhere = users_elsewhere(gpu_uuid)
     for pid in pids:
         try:
             seen.states[pid] = driver.checkpoint_state(pid).value
@@ -84,6 +83,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "claimed_restore": claims.claimed_restore,
     "unlock": driver.unlock,
     "look": look,
+    "users_elsewhere": users_elsewhere,
     "gpus": nvml.gpus,
     "free_bytes": free_bytes,
     "free_bytes_of_driver": free_bytes_of_driver,

@@ -143,7 +143,6 @@ class RemoteGpu:
             free_bytes=await self.free_bytes() if free_bytes is None else free_bytes,
             bytes_by_pid=seen.bytes_by_pid,
             names_users=seen.names_users and not self._rows_doubted,
-            elsewhere=seen.elsewhere,
             states=states | {pid: failure.error() for pid, failure in seen.errors.items()},
         )
 
@@ -152,6 +151,12 @@ class RemoteGpu:
             return {}
         found = await self._ask_nvml("processes")
         return msgspec.convert(found, dict[int, int])
+
+    async def users_elsewhere(self) -> dict[int, str]:
+        if self._gave_up():
+            return {}
+        found = await self._movers.call("users_elsewhere", self._uuid, deadline_s=ANSWER_S)
+        return msgspec.convert(found, dict[int, str])
 
     async def measured_checkpoint(self, pid: int, within_s: float) -> tuple[int | None, int | None]:
         """Checkpoint ``pid``. Return the bytes that were free before and after; ``None``: NVML did

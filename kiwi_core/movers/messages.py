@@ -44,7 +44,6 @@ class Seen(msgspec.Struct):
     free_bytes: int | None = None
     bytes_by_pid: dict[int, int] = {}
     names_users: bool = False
-    elsewhere: dict[int, str] = {}
     states: dict[int, int] = {}
     errors: dict[int, Failure] = {}
 

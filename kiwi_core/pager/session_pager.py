@@ -181,6 +181,8 @@ class SessionPager:
             return None
         if self.why_stopped(target) not in ("", BY_SIGNAL):
             return None  # this is the reason, whatever RAM there is
+        if self.busy(target.session):
+            return None  # the driver is at work on it
         try:
             return await self._checkpoint.refusal_for_ram(target)
         except GpuError:

@@ -107,7 +107,7 @@ def test_nvml_is_read_through_a_mover(world: World) -> None:
     seen = world.loop.run(remote.look([program.pid, os.getpid()]))
     assert seen.bytes_by_pid == used
     assert seen.free_bytes == world.loop.run(remote.free_bytes())
-    assert seen.elsewhere == {}
+    assert world.loop.run(remote.users_elsewhere()) == {}
     assert seen.states == {
         program.pid: CheckpointState.RUNNING,
         os.getpid(): CheckpointState.NOT_A_CUDA_PROCESS,

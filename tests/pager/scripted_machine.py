@@ -114,9 +114,7 @@ class Machine:
 
     async def look(self, pids: Sequence[int] = ()) -> GpuLook:
         states: dict[int, CheckpointState | GpuError] = {}
-        seen = GpuLook(
-            await self.free_bytes(), await self.bytes_by_pid(), self.names, self.elsewhere, states
-        )
+        seen = GpuLook(await self.free_bytes(), await self.bytes_by_pid(), self.names, states)
         for pid in pids:
             try:
                 states[pid] = await self.checkpoint_state(pid)
@@ -128,6 +126,9 @@ class Machine:
         self._check_nvml()
         outside = {99: self.outside} if self.outside else {}
         return outside | {p: s for p, s in self._resident().items() if p not in self.unlisted}
+
+    async def users_elsewhere(self) -> dict[int, str]:
+        return self.elsewhere
 
     async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
         self.claims.append(claims_bytes)

@@ -165,3 +165,28 @@ def test_a_process_that_hangs_does_not_hide_the_others(world: GatedWorld) -> Non
     outcome = world.pager.page_out(session.target, soon_ns())
     assert isinstance(outcome, Refused), outcome
     assert session.get("library.orders") == ["hold", "free"]
+
+
+BLIND = """
+from kiwi_core.errors import GpuError
+looks = []
+
+def blind(call):
+    async def asked(self, name, *args, deadline_s):
+        if name == "look":
+            looks.append(args)
+            if len(looks) > 1:
+                raise GpuError("nvml", "NVML fails.", driver_code=999)
+        return await call(self, name, *args, deadline_s=deadline_s)
+    return asked
+
+MoverPool.call = blind(MoverPool.call)
+"""
+
+
+def test_what_was_stopped_is_let_go_although_nvml_fails(world: GatedWorld) -> None:
+    session = world.start(4 * MIB)
+    world.pager.patch(BLIND)
+    outcome = world.pager.page_out(session.target, soon_ns())
+    assert isinstance(outcome, Refused), outcome
+    assert session.get("library.orders") == ["hold", "free"]

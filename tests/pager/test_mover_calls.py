@@ -32,11 +32,11 @@ CHILD += "children.append(Worker({})); children[-1].do('init(); c = alloc(1 << 2
 @pytest.mark.parametrize(
     ("kind", "processes", "out", "back"),
     [
-        (EmulatedWorld, 1, 5, 4),
-        (GatedWorld, 1, 6, 4),
-        (LinkedWorld, 1, 3, 3),
-        (GatedWorld, 3, 11, 10),
-        (LinkedWorld, 3, 9, 9),
+        (EmulatedWorld, 1, 6, 4),
+        (GatedWorld, 1, 7, 4),
+        (LinkedWorld, 1, 4, 3),
+        (GatedWorld, 3, 12, 10),
+        (LinkedWorld, 3, 10, 9),
     ],
 )
 def test_calls(

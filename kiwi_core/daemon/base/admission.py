@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -65,16 +66,16 @@ class Admission:
 
     def enter(self, peer: Peer) -> None:
         """Raise ``PeerError("too-many-connections")`` if ``peer`` may not connect."""
-        now_ns = clock.now_ns()
+        now_ns, arrived_ns = clock.now_ns(), time.monotonic_ns()  # rates are on the latter
         account = self._turns.account(peer.uid)
-        if account.arrivals.empty_ns(now_ns):
+        if account.arrivals.empty_ns(arrived_ns):
             self._shares[ARRIVALS].refused += 1
             raise _full("You have opened too many connections to this daemon in a short time.")
         if not self._shares[CONNECTIONS].may(peer.uid):
             raise _full("You have as many connections to this daemon as you may have.")
         if not self._shares[SILENT].may(peer.uid) and not self._replace_oldest(peer.uid, now_ns):
             raise _full("Too many of your connections to this daemon have not said anything yet.")
-        account.arrivals.spend(1, now_ns)
+        account.arrivals.spend(1, arrived_ns)
         account.connections += 1
         self._shares[CONNECTIONS].take(peer.uid)
         self._shares[SILENT].take(peer.uid)

@@ -203,7 +203,14 @@ class CheckpointPager:
         """Return those of ``refs`` that the driver has locked, paged out or lost: their own calls
         to the driver do not return. Raises ``GpuError`` as ``observe`` does, and ``Stop`` if
         somebody else has checkpointed one of them."""
-        members = [one for one in (await self.look(target)).members if one.ref in refs]
+        try:
+            known = (await self.look(target)).members
+        except GpuError:
+            # What is undone needs no figure of NVML's: the driver alone is asked.
+            known = await self._survey.members(
+                replace(target, left_out=frozenset()), self._meter.last
+            )
+        members = [one for one in known if one.ref in refs]
         for member in members:
             if member.stopped == BY_ANOTHER:
                 raise Stop(stopped(member.ref, member.stopped))

@@ -54,6 +54,10 @@ class GpuReadings(Protocol):
         """Return the bytes, contexts included, of the processes that NVML can name."""
         ...
 
+    async def users_elsewhere(self) -> dict[int, str]:
+        """Return the pids that use another GPU, and the name of that GPU."""
+        ...
+
     async def measured_checkpoint(self, pid: int, within_s: float) -> tuple[int | None, int | None]:
         """Checkpoint ``pid``. Return the bytes that were free before and after, if known."""
         ...

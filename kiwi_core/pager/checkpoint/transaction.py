@@ -128,7 +128,7 @@ class Transaction:
         if still_in:
             check_not_full(gpu.free_bytes, self._parts.gpu.total_bytes(), self._parts.config)
         pids = [ref.pid for ref in still_in]
-        for pid, other in gpu.elsewhere.items():
+        for pid, other in (await self._parts.gpu.users_elsewhere()).items():
             if pid in pids and pid in gpu.bytes_by_pid:
                 detail = f"Process {pid} uses {other} too; Kiwi moves processes of one GPU only."
                 raise Stop(Refused(Reason.UNSUPPORTED, detail))

@@ -22,7 +22,9 @@ def test_a_call_with_nothing_but_nulls(world, tmp_path):
     names = hooked()
     assert len(names) > 40
     plain = run(program, *names, environment=world.plain)
+    assert len(plain.stdout.splitlines()) == len(names)
     assert "killed" not in plain.stdout, "the emulated driver judges its arguments itself"
+    assert "ended" not in plain.stdout, "each call was made"
     owning = world.run(program, *names)
     gate_only = world.run(program, *names, KIWI_PRELOAD_OWN="0")
     assert owning.stdout.splitlines() == plain.stdout.splitlines()

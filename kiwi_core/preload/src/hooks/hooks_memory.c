@@ -49,5 +49,11 @@ HOOK(COUNTED, cuMemFree_v2, (CUdeviceptr p), kp_owning() ? kp_own_free(p) : driv
     kp_foreign_removed(KP_FOREIGN_POOL, p);
     kp_foreign_removed(KP_FOREIGN_MANAGED, p);
 })
-HOOK(COUNTED, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), real(free_bytes, total_bytes),
-     if (result == CUDA_SUCCESS && free_bytes && total_bytes) kp_need_told(*free_bytes, *total_bytes))
+/* Asks the driver, too, so it is a part of the call. */
+static CUresult told(CUresult result, const size_t *free_bytes, const size_t *total_bytes) {
+    if (result == CUDA_SUCCESS && free_bytes && total_bytes) kp_need_told(*free_bytes, *total_bytes);
+    return result;
+}
+
+HOOK(COUNTED, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes),
+     told(real(free_bytes, total_bytes), free_bytes, total_bytes))

@@ -193,7 +193,8 @@ static void raise_to(uint64_t *most, uint64_t bytes) {
 static uint64_t alone_it_would_take(uint64_t bytes) { /* 0: its size has nothing to do with what was free */
     uint64_t all = 0;
     if (pthread_mutex_trylock(&told.mu)) return 0; /* another thread's is as good; a child made by _Fork must not wait */
-    if (bytes >= told.free_bytes / 2 && bytes <= told.free_bytes && kp_now_ns() < told.until_ns) {
+    bool much = bytes >= told.free_bytes / 2 && bytes >= told.total_bytes / 16;
+    if (much && bytes <= told.free_bytes && kp_now_ns() < told.until_ns) {
         double share = (double)bytes / (double)told.free_bytes;
         all = told.held_bytes + (uint64_t)(share * (double)(told.total_bytes - told.held_bytes));
         __atomic_store_n(&told.until_ns, 0, __ATOMIC_RELAXED);
