@@ -229,7 +229,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/daemon/sessions/requests.py",
-        "if member.kept_out == ADMIN and not self._rights.is_admin(connection.peer):",
+        "if record.kept_out == ADMIN and not self._rights.is_admin(connection.peer):",
         "if False:",
         "tests/blackbox/test_admins.py",
     ),

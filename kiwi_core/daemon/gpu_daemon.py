@@ -332,7 +332,7 @@ class GpuDaemon:
         """Make the handler of the preloaded libraries, and return their gates."""
         gates = Gates(
             self._core, self._links, self._registry,
-            lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
+            lambda record: self._sessions.places.request(record, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._link_handler = self._sessions.libraries = LinkHandler(
@@ -357,16 +357,16 @@ class GpuDaemon:
         else:
             self._link_handler.left(target.session)
 
-    def _found_again(self, member: SessionRecord, event: SessionJoined) -> None:
+    def _found_again(self, record: SessionRecord, event: SessionJoined) -> None:
         self._links.expect_all()  # asking the driver may have taken long
-        priority = self._sessions.priority_of(member)
-        self._core.feed(msgspec.structs.replace(event, priority=priority, owner=member.owner))
-        self._sessions.expect_back(member)
+        priority = self._sessions.priority_of(record)
+        self._core.feed(msgspec.structs.replace(event, priority=priority, owner=record.owner))
+        self._sessions.expect_back(record)
 
-    def _died(self, member: SessionRecord) -> None:
-        was_leaving = self._sessions.is_leaving(member)
-        self._sessions.died(member)
-        self._orphans.bring_back(member.target, was_leaving=was_leaving)
+    def _died(self, record: SessionRecord) -> None:
+        was_leaving = self._sessions.is_leaving(record)
+        self._sessions.died(record)
+        self._orphans.bring_back(record.target, was_leaving=was_leaving)
         self._observer.look_soon()
 
     # --- observations ---------------------------------------------------------------------------
@@ -382,13 +382,13 @@ class GpuDaemon:
         """Correct the scheduler: the driver has a session's memory paged out or locked although the
         scheduler has it as resident. The roster was lost, or another program moved it. A session
         that is only locked and does not want the GPU is left to whoever locked it."""
-        member = self._registry.get(where.session)
-        if member is None or not self._core.scheduler.believed_in(where.session, began_ns):
+        record = self._registry.get(where.session)
+        if record is None or not self._core.scheduler.believed_in(where.session, began_ns):
             return
-        if where.residency is Residency.SUSPENDED and not (member.waiting or member.in_burst):
+        if where.residency is Residency.SUSPENDED and not (record.waiting or record.in_burst):
             return
-        log.warning("found elsewhere", session=member.id, residency=where.residency.value)
-        self._feed_observation(msgspec.structs.replace(where, burst=member.burst))
+        log.warning("found elsewhere", session=record.id, residency=where.residency.value)
+        self._feed_observation(msgspec.structs.replace(where, burst=record.burst))
 
     def _as_it_is(self) -> Roster:
         scheduler = self._core.scheduler
@@ -399,7 +399,7 @@ class GpuDaemon:
             tq_ns=scheduler.tq_ns,
             anti_thrash=scheduler.anti_thrash,
             policy=scheduler.policy,
-            sessions=[member.roster_entry() for member in self._registry],
+            sessions=[record.roster_entry() for record in self._registry],
             links=self._links.roster(),
             off=self._links.roster_off(),
             footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
@@ -444,8 +444,8 @@ class GpuDaemon:
         return self._targets(self._core.scheduler.only_recorded)
 
     def _targets(self, sessions: Iterable[SessionId]) -> list[Target]:
-        members = map(self._registry.get, sessions)
-        return [member.target for member in members if member is not None]
+        records = map(self._registry.get, sessions)
+        return [record.target for record in records if record is not None]
 
     def _errors(self) -> list[str]:
         errors = self._machine.warnings()
@@ -475,9 +475,9 @@ class GpuDaemon:
         for session, why in left.items():
             self._sessions.notify_left_out(session, why)
         self._router.close_all()
-        for member in self._registry:
-            if member.id not in left:
-                self._registry.remove(member)
+        for record in self._registry:
+            if record.id not in left:
+                self._registry.remove(record)
         self._roster.save()
         await self._bookkeeper.close(ACCOUNTS_WITHIN_S)
         self._journal.close()

@@ -106,11 +106,11 @@ class Router:
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
         self.connections.greeted(connection)
-        member = linked = None
+        record = linked = None
         if self._emulation is not None and hello.role is not m.Role.OBSERVER:
             _refuse_real_driver(hello.cuda_library, self._emulation)
         if hello.role is m.Role.SESSION:
-            member = self.sessions.hello(connection, hello)
+            record = self.sessions.hello(connection, hello)
         elif hello.role is m.Role.PAGER:
             linked = self.links.hello(connection, hello)
         connection.send(
@@ -120,13 +120,13 @@ class Router:
                 gpu_uuid=self._gpu.uuid,
                 gpu_index=self._gpu.index,
                 gpu_name=self._gpu.name,
-                session=session.id if (session := member or linked) else "",
+                session=session.id if (session := record or linked) else "",
                 emulation=self._emulation,
             )
         )
-        if member is not None:
-            self.sessions.resume_burst(member, hello)
-            self.ending.notify_successor(member, connection)
+        if record is not None:
+            self.sessions.resume_burst(record, hello)
+            self.ending.notify_successor(record, connection)
         if hello.role is m.Role.PAGER:
             self.links.welcomed(connection)
 

@@ -192,18 +192,18 @@ def _with_detail(text: str, detail: str) -> str:
     return f"{text.removesuffix('.')} ({detail.removesuffix('.')})." if detail else text
 
 
-def unguarded(member: SessionRecord | None) -> str:
+def unguarded(record: SessionRecord | None) -> str:
     """Return why a session (``None``: another user's) has no gate, what follows, what to do."""
     follows = "It is never stopped in the middle of its work, so others wait until that is done."
-    if member is None:
+    if record is None:
         return f"A program of it uses the GPU without Kiwi's gate. {follows}"
-    if not member.bare:
-        why = member.ungated or "A process of it uses the GPU without Kiwi's gate."
+    if not record.bare:
+        why = record.ungated or "A process of it uses the GPU without Kiwi's gate."
         return f"{why} {follows}"
-    pids = ", ".join(str(ref.pid) for ref in sorted(member.bare, key=lambda ref: ref.pid))
-    which = f"process {pids}" if len(member.bare) == 1 else f"processes {pids}"
-    if member.ungated and {ref.pid for ref in member.bare} == {member.ref.pid}:
-        return f"{member.ungated} {follows}"
+    pids = ", ".join(str(ref.pid) for ref in sorted(record.bare, key=lambda ref: ref.pid))
+    which = f"process {pids}" if len(record.bare) == 1 else f"processes {pids}"
+    if record.ungated and {ref.pid for ref in record.bare} == {record.ref.pid}:
+        return f"{record.ungated} {follows}"
     return (
         f"Without Kiwi's gate, the GPU is used by {which}: started with an environment that lacks "
         f"Kiwi's LD_PRELOAD, linked statically, or by a driver that was loaded before Kiwi. "

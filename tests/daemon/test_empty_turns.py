@@ -62,7 +62,7 @@ class Stage:
         self.granted: list[SessionId] = []
         self.looks: list[Callable[[], None]] = []
         self.with_driver: set[SessionId] = set()
-        self.members = {
+        self.records = {
             name: SessionRecord(name, ProcessRef(number, 1), 1000)
             for number, name in enumerate((FLOODER, OTHER), start=1)
         }
@@ -73,7 +73,7 @@ class Stage:
             played, played, played, self.request_own, Shares()[ROOM_REQUESTS],
             self.with_driver.__contains__,
         )  # fmt: skip
-        for name in self.members:
+        for name in self.records:
             self.feed(ev.SessionJoined(session=name, residency=Residency.RESIDENT))
 
     # --- the core ---
@@ -84,11 +84,11 @@ class Stage:
         for action in actions:
             if isinstance(action, Grant):
                 self.granted.append(action.session)
-                member = self.members[action.session]
-                member.in_burst, member.waiting = True, False
+                record = self.records[action.session]
+                record.in_burst, record.waiting = True, False
         self.gates.after(Step(event, actions, self.scheduler.holders, self.now_ns))
 
-    def after_a_look(self, _member: SessionRecord, go_on: Callable[[], None]) -> None:
+    def after_a_look(self, _record: SessionRecord, go_on: Callable[[], None]) -> None:
         self.looks.append(go_on)
 
     def look(self) -> None:
@@ -96,7 +96,7 @@ class Stage:
         for go_on in looks:
             go_on()
 
-    # --- the links and the members ---
+    # --- the links and the registry ---
 
     sessions = (FLOODER,)
 
@@ -104,25 +104,25 @@ class Stage:
         return (self.link,) if session == FLOODER and self.linked else ()
 
     def get(self, session: SessionId) -> SessionRecord | None:
-        return self.members.get(session)
+        return self.records.get(session)
 
     # --- what happens ---
 
-    def request_own(self, member: SessionRecord) -> None:
-        self._request(member, 0)
+    def request_own(self, record: SessionRecord) -> None:
+        self._request(record, 0)
 
     def other_asks(self, burst: int) -> None:
-        self._request(self.members[OTHER], burst)
+        self._request(self.records[OTHER], burst)
 
-    def _request(self, member: SessionRecord, client_burst: int) -> None:
-        burst = member.number(client_burst)
-        member.waiting, member.in_burst = True, False
-        self.feed(ev.LeaseRequested(session=member.id, burst=burst))
+    def _request(self, record: SessionRecord, client_burst: int) -> None:
+        burst = record.number(client_burst)
+        record.waiting, record.in_burst = True, False
+        self.feed(ev.LeaseRequested(session=record.id, burst=burst))
 
     def other_is_done(self) -> None:
-        member = self.members[OTHER]
-        member.in_burst = False
-        self.feed(ev.BurstEnded(session=OTHER, burst=member.burst))
+        record = self.records[OTHER]
+        record.in_burst = False
+        self.feed(ev.BurstEnded(session=OTHER, burst=record.burst))
 
 
 def staged(play: Callable[[Stage], None]) -> None:
@@ -174,7 +174,7 @@ def test_the_turn_of_a_program_that_dies_in_it_ends_once() -> None:
         assert stage.scheduler.holders == (OTHER,)
         stage.other_asks(2)
         assert not stage.looks
-        assert not stage.members[FLOODER].in_burst
+        assert not stage.records[FLOODER].in_burst
 
     staged(play)
 

@@ -218,9 +218,9 @@ class Stage:
         self.fed: list[ev.Event] = []
         ref = processes.ref_of(self.process.pid)
         assert ref is not None
-        self.member = self.session("k1", ref, "kernel")
+        self.record = self.session("k1", ref, "kernel")
         registry: Any = SimpleNamespace(
-            get={self.member.id: self.member}.get, refs=lambda: frozenset({ref})
+            get={self.record.id: self.record}.get, refs=lambda: frozenset({ref})
         )
         self.ending = Ending(SimpleNamespace(feed=self.fed.append), registry)  # type: ignore[arg-type]
 
@@ -231,7 +231,7 @@ class Stage:
         )
 
     def order(self) -> None:
-        actions = [EndSession(session=self.member.id, cause="limit 8 GiB: ask for 9216 MiB")]
+        actions = [EndSession(session=self.record.id, cause="limit 8 GiB: ask for 9216 MiB")]
         self.ending.after(Step(ev.DeadlinePassed(), actions, (), 0))
 
     async def ended(self) -> None:
@@ -268,9 +268,9 @@ def test_a_program_that_ignores_sigterm_is_killed(stage: Stage) -> None:
 
 def test_another_users_process_is_left_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54330)
-    stage.member.uid = 54331
+    stage.record.uid = 54331
     run(stage)
-    assert stage.fed == [ev.EndRefused(session=stage.member.id, why=(
+    assert stage.fed == [ev.EndRefused(session=stage.record.id, why=(
         "the daemon may not signal another user's processes"
     ))]  # fmt: skip
     assert stage.process.poll() is None
@@ -304,7 +304,7 @@ def test_the_kernel_that_follows_is_told_once_why_the_last_one_ended(stage: Stag
     assert ref is not None
     stranger = stage.session("k2", ref, "another kernel")
     stage.ending.notify_successor(stranger, stranger.connection)  # type: ignore[arg-type]
-    stage.ending.notify_successor(stage.member, stage.member.connection)  # type: ignore[arg-type]
+    stage.ending.notify_successor(stage.record, stage.record.connection)  # type: ignore[arg-type]
     assert not stage.notices, "the kernel itself, which is still there, and other kernels"
     other_user = stage.session("k3", ref, "kernel")
     other_user.uid += 1

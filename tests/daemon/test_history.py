@@ -145,7 +145,7 @@ class World:
 
     def __init__(self, sessions: int, bursts: int, name: str) -> None:
         self.scheduler = Scheduler(8 * GIB, host_budget_bytes=8 * GIB)
-        self.registry = SessionRegistry(lambda _member: None)
+        self.registry = SessionRegistry(lambda _record: None)
         self.registry.remembered = self.scheduler.remembered
         self.now_ns = time.monotonic_ns()
         for number in range(sessions):
@@ -172,9 +172,9 @@ class World:
 
     def leave(self, id_: str) -> None:
         self.scheduler.handle(ev.SessionLost(session=SessionId(id_)), self.tick())
-        member = self.registry.get(id_)
-        assert member is not None
-        self.registry.remove(member)
+        record = self.registry.get(id_)
+        assert record is not None
+        self.registry.remove(record)
 
     def ask(self, reader: Peer, since: int = 0) -> HistoryReport:
         line = self.reporter.history_line(reader, since)

@@ -16,7 +16,7 @@ from kiwi_core.units import SessionId
 UID, BURST, OWN = 1000, 7, 0
 
 
-def some_member(number: int) -> SessionRecord:
+def some_record(number: int) -> SessionRecord:
     return SessionRecord(SessionId(f"k{number}"), ProcessRef(number, 1), UID)
 
 
@@ -27,18 +27,18 @@ def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
     """Otherwise no grant would reach the burst that the client waits for."""
     lined_up: list[tuple[SessionRecord, int]] = []
 
-    def enqueue(member: SessionRecord, client_burst: int) -> None:
-        member.waiting = True
-        lined_up.append((member, client_burst))
+    def enqueue(record: SessionRecord, client_burst: int) -> None:
+        record.waiting = True
+        lined_up.append((record, client_burst))
 
     async def run() -> None:
         share = Shares()[QUEUE_PLACES]
         places = QueuePlaces(share, enqueue)
-        first, *others = [some_member(n) for n in range(1, share.limit.per_user + 1)]
-        for member in (first, *others):
-            places.request(member, BURST)
+        first, *others = [some_record(n) for n in range(1, share.limit.per_user + 1)]
+        for record in (first, *others):
+            places.request(record, BURST)
         assert len(lined_up) == share.limit.per_user
-        outside = some_member(share.limit.per_user + 1)
+        outside = some_record(share.limit.per_user + 1)
         for client_burst in asked:
             places.request(outside, client_burst)
         assert len(lined_up) == share.limit.per_user, "it waits outside"

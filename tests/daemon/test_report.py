@@ -45,12 +45,12 @@ class Sessions:
             host_budget_bytes=8 * GIB,
             first_op=1,
         )
-        self.members: dict[str, SessionRecord] = {}
+        self.records: dict[str, SessionRecord] = {}
         for number in range(count + 1):
             id_ = SessionId(f"k{number}")
             uid = BOB.uid if number == count else ALICE.uid
             ref = ProcessRef(1000 + number, 1)
-            self.members[id_] = SessionRecord(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
+            self.records[id_] = SessionRecord(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
             self.scheduler.handle(ev.SessionJoined(session=id_), number)
         gpu = GpuInfo(
             index=0,
@@ -63,7 +63,7 @@ class Sessions:
         )
         self.reporter = Reporter(
             self.scheduler,
-            cast("Any", self.members),
+            cast("Any", self.records),
             Rights(daemon_uid=0),
             gpu,
             cast(

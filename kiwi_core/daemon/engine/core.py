@@ -97,26 +97,26 @@ class Core:
     def _read_unread(self) -> None:
         """Observe sessions that others may wait for, because of what they left in the GPU."""
         for session in self.scheduler.unread:
-            member = self._registry.get(session)
-            if member is not None and session not in self._reading:
+            record = self._registry.get(session)
+            if record is not None and session not in self._reading:
                 self._reading.add(session)
-                self.observer.after_a_look(member.target, partial(self._reading.discard, session))
+                self.observer.after_a_look(record.target, partial(self._reading.discard, session))
 
-    def joined(self, member: SessionRecord, priority: Priority | None) -> None:
+    def joined(self, record: SessionRecord, priority: Priority | None) -> None:
         """Add a session. Its GPU memory must soon count as its own: until then it counts as held by
         a program outside Kiwi, which nobody can move.
         """
         self.feed(
             ev.SessionJoined(
-                session=member.id,
+                session=record.id,
                 residency=Residency.RESIDENT,
                 priority=priority,
-                owner=member.owner,
+                owner=record.owner,
             )
         )
-        self.after_a_look(member, lambda: None)
+        self.after_a_look(record, lambda: None)
 
-    def end_burst(self, member: SessionRecord, burst: int) -> None:
+    def end_burst(self, record: SessionRecord, burst: int) -> None:
         """End a burst; the scheduler receives the event once the memory that the session keeps was
         read.
         """
@@ -124,31 +124,31 @@ class Core:
         ended_ns = clock.now_ns()
 
         def ended() -> None:
-            if member.burst == burst:  # a request for the next burst has ended it already
-                self.feed(ev.BurstEnded(session=member.id, burst=burst, ended_ns=ended_ns))
+            if record.burst == burst:  # a request for the next burst has ended it already
+                self.feed(ev.BurstEnded(session=record.id, burst=burst, ended_ns=ended_ns))
 
-        self.after_a_look(member, ended)
+        self.after_a_look(record, ended)
 
-    def after_a_look(self, member: SessionRecord, go_on: Callable[[], None]) -> None:
-        """Read the memory of ``member``, then call ``go_on``; do it at once if somebody waits."""
-        self.observer.after_a_look(member.target, go_on)
+    def after_a_look(self, record: SessionRecord, go_on: Callable[[], None]) -> None:
+        """Read the memory of ``record``, then call ``go_on``; do it at once if somebody waits."""
+        self.observer.after_a_look(record.target, go_on)
         if self.scheduler.waiting:
             self.observer.hurry()
 
-    def release(self, member: SessionRecord, answer: Callable[[CallerError | None], None]) -> None:
-        """Release the memory of ``member`` after a look, so never before a burst's end that came
+    def release(self, record: SessionRecord, answer: Callable[[CallerError | None], None]) -> None:
+        """Release the memory of ``record`` after a look, so never before a burst's end that came
         earlier. ``answer`` gets the reason why nothing is moved, or ``None`` when the move is under
         way.
         """
 
         def feed() -> None:
-            if not self.scheduler.may_release(member.id):
+            if not self.scheduler.may_release(record.id):
                 answer(_IN_BURST)
                 return
-            self.feed(ev.ReleaseRequested(session=member.id))
-            answer(None if self.scheduler.moves_out(member.id) else _NO_HOST_MEMORY)
+            self.feed(ev.ReleaseRequested(session=record.id))
+            answer(None if self.scheduler.moves_out(record.id) else _NO_HOST_MEMORY)
 
-        self.observer.after_a_look(member.target, feed)
+        self.observer.after_a_look(record.target, feed)
 
     def wind_down(self) -> None:
         """Begin nothing new; running operations still report."""
@@ -172,7 +172,7 @@ class Core:
 
     def _operate(self, action: Operation) -> None:
         self.last_op = max(self.last_op, action.op)
-        member = self._registry.get(action.session)
+        record = self._registry.get(action.session)
         if isinstance(action, Suspend):
             self._roster.save()
         elif not isinstance(action, PageOut):
@@ -182,9 +182,9 @@ class Core:
             "operation", op=action.op, what=type(action).__name__, session=action.session,
             cause=action.cause,
         )  # fmt: skip
-        if member is None:
-            raise AssertionError(f"operation for a session that is not a member: {action}")
-        self.operations.start(action, member.target)
+        if record is None:
+            raise AssertionError(f"operation for a session that is not registered: {action}")
+        self.operations.start(action, record.target)
 
     def _finished(self, event: ev.Event) -> None:
         op = event.op  # type: ignore[union-attr]  # only outcomes are posted

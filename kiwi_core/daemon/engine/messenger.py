@@ -41,14 +41,14 @@ class Messenger:
                 self._tell(action)
 
     def _grant(self, action: Grant) -> None:
-        member = self._registry.get(action.session)
-        if member is None:
+        record = self._registry.get(action.session)
+        if record is None:
             return
-        member.in_burst, member.waiting = True, False
-        if member.connection is not None:
+        record.in_burst, record.waiting = True, False
+        if record.connection is not None:
             quantum_s = ns_to_seconds(action.quantum_ns)
-            member.connection.send(Granted(burst=member.client_burst, quantum_s=quantum_s))
-        if member.own_burst:
+            record.connection.send(Granted(burst=record.client_burst, quantum_s=quantum_s))
+        if record.own_burst:
             asyncio.get_running_loop().call_soon(self._linger, action)
         self._core.observer.somebody_runs()
 
@@ -57,11 +57,11 @@ class Messenger:
         self._core.feed(ev.BurstLingered(session=granted.session, burst=granted.burst))
 
     def _tell(self, action: Notify) -> None:
-        member = self._registry.get(action.session)
+        record = self._registry.get(action.session)
         text, remedy = user_texts.sentence(action.notice, action.detail)
         if action.notice is Notice.ENDING:
             text, remedy = user_texts.ending(action.detail, self._end_after_s, time.time())
         log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
-        if member is None or member.connection is None:
+        if record is None or record.connection is None:
             return
-        member.connection.send(UserNotice(notice=action.notice, text=text, remedy=remedy))
+        record.connection.send(UserNotice(notice=action.notice, text=text, remedy=remedy))

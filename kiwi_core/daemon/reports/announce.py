@@ -58,9 +58,9 @@ class Announcer:
 
     def _tell_waiters(self, now_ns: int) -> bool:
         words = list(self._reporter.waiting(now_ns))
-        for member, message in words:
-            if member.connection is not None:
-                member.connection.send(message)
+        for record, message in words:
+            if record.connection is not None:
+                record.connection.send(message)
         return bool(words)
 
     def _tell_watchers(self, now_ns: int) -> bool:

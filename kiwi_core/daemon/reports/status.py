@@ -133,8 +133,8 @@ class Reporter:
         self, view: SessionView, blocked: QueueView | None, reader: Peer
     ) -> m.SessionStatus:
         """Return a session's status, with why its turn is ``blocked``, or else its problem."""
-        member = self._registry.get(view.id)
-        mine = member is not None and self._rights.may_see(reader, member.identity)
+        record = self._registry.get(view.id)
+        mine = record is not None and self._rights.may_see(reader, record.identity)
         linked = self._links.connected(view.id)
         said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
         if view.problem in (Notice.LOST, Notice.STUCK):
@@ -150,12 +150,12 @@ class Reporter:
             problem_text = " ".join(ending)
         return m.SessionStatus(
             id=view.id,
-            pid=member.ref.pid if member and mine else 0,
-            owner=user_name(member.uid) if member and mine else ANOTHER_USER,
-            name=member.name if member and mine else ANOTHER_USER,
-            kernel_id=member.kernel_id if member and mine else "",
+            pid=record.ref.pid if record and mine else 0,
+            owner=user_name(record.uid) if record and mine else ANOTHER_USER,
+            name=record.name if record and mine else ANOTHER_USER,
+            kernel_id=record.kernel_id if record and mine else "",
             mine=mine,
-            connected=linked or (member is not None and member.connection is not None),
+            connected=linked or (record is not None and record.connection is not None),
             pager=self._pager.moved_by(view.id),
             unowned=self._links.unowned(view.id) if mine else {},
             state=view.state,
@@ -172,20 +172,20 @@ class Reporter:
             problem_text=problem_text,
             priority=view.priority,
             guarded=view.guarded,
-            unguarded_text="" if view.guarded else user_texts.unguarded(member if mine else None),
+            unguarded_text="" if view.guarded else user_texts.unguarded(record if mine else None),
             stopped=view.stopped,
             kept_out=view.kept_out,
-            ram_bytes=self._ram_bytes(member) if member and mine else None,
+            ram_bytes=self._ram_bytes(record) if record and mine else None,
             ends_in_s=_seconds(view.ends_in_ns),
         )
 
-    def _ram_bytes(self, member: SessionRecord) -> int | None:
+    def _ram_bytes(self, record: SessionRecord) -> int | None:
         """Return the RAM of its process and of others with a gate: paged-out memory is in them."""
 
         def refs() -> list[ProcessRef]:
-            return [member.ref, *(link.ref for link in self._links.of(member.id))]
+            return [record.ref, *(link.ref for link in self._links.of(record.id))]
 
-        return self._ram.of(member.id, refs)
+        return self._ram.of(record.id, refs)
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -195,22 +195,22 @@ class Reporter:
         holders, queue = self._scheduler.queue(now_ns)
         kept = self._scheduler.place_kept(now_ns)
         for entry in queue:
-            member = self._registry.get(entry.session)
-            if member is not None and member.connection is not None:
-                reader, keeps = member.connection.peer, ""
+            record = self._registry.get(entry.session)
+            if record is not None and record.connection is not None:
+                reader, keeps = record.connection.peer, ""
                 if kept is not None and entry.position == 1:
                     name = self._holders(reader, (kept[0],))
                     keeps = f"{name} {keeps_text(ns_to_seconds(kept[1]))}"
-                yield member, self._word(member, self._holders(reader, holders), entry, keeps)
+                yield record, self._word(record, self._holders(reader, holders), entry, keeps)
 
-    def _word(self, member: SessionRecord, holder: str, entry: QueueView, keeps: str) -> m.Waiting:
+    def _word(self, record: SessionRecord, holder: str, entry: QueueView, keeps: str) -> m.Waiting:
         """Return the message for one waiter. ``keeps`` says who keeps a place from it; "":
         nobody."""
         text, remedy = (
             user_texts.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         )
         return m.Waiting(
-            burst=member.client_burst,
+            burst=record.client_burst,
             position=entry.position,
             ahead=entry.position - 1,
             holder=holder,
@@ -235,8 +235,8 @@ class Reporter:
 
     def story(self, reader: Peer, session: str) -> m.StoryReport:
         """Raise ``CallerError("no-such-session")``, also for a session of another user."""
-        member = self._registry.get(session)
-        if member is None or not self._rights.may_see(reader, member.identity):
+        record = self._registry.get(session)
+        if record is None or not self._rights.may_see(reader, record.identity):
             raise CallerError(
                 "no-such-session",
                 f"You have no session {session!r} on this GPU.",

@@ -140,8 +140,8 @@ class Known:
         return Owner(self.uid, self.container)
 
     @staticmethod
-    def of(member: SessionRecord) -> Known:
-        return Known(member.uid, member.name, member.kernel_id, member.job, member.container)
+    def of(record: SessionRecord) -> Known:
+        return Known(record.uid, record.name, record.kernel_id, record.job, record.container)
 
 
 class SessionRegistry:
@@ -179,49 +179,49 @@ class SessionRegistry:
         """Return the owner of ``session``, also of one that has left while the history mentions
         it.
         """
-        member = self._by_id.get(SessionId(session))
-        if member is None:
+        record = self._by_id.get(SessionId(session))
+        if record is None:
             return self._departed.get(SessionId(session))
-        return Known.of(member)
+        return Known.of(record)
 
     def of_process(self, ref: ProcessRef) -> SessionRecord | None:
         return self._by_ref.get(ref)
 
-    def add(self, member: SessionRecord) -> None:
-        """Add ``member`` and watch its process. Raises ``PeerError("gone")`` if that has ended."""
-        pidfd = processes.open_pidfd(member.ref)
+    def add(self, record: SessionRecord) -> None:
+        """Add ``record`` and watch its process. Raises ``PeerError("gone")`` if that has ended."""
+        pidfd = processes.open_pidfd(record.ref)
         if pidfd is None:
-            raise PeerError("gone", f"Process {member.ref.pid} has ended.")
-        member.pidfd = pidfd
-        member.job = processes.job_of(member.ref.pid)
-        member.container = containers.container_of(member.ref.pid)
-        self._by_id[member.id] = member
-        self._by_ref[member.ref] = member
+            raise PeerError("gone", f"Process {record.ref.pid} has ended.")
+        record.pidfd = pidfd
+        record.job = processes.job_of(record.ref.pid)
+        record.container = containers.container_of(record.ref.pid)
+        self._by_id[record.id] = record
+        self._by_ref[record.ref] = record
         self._refs = None
-        self.share.take(member.uid)
-        asyncio.get_running_loop().add_reader(pidfd, self._died, member)
+        self.share.take(record.uid)
+        asyncio.get_running_loop().add_reader(pidfd, self._died, record)
 
-    def remove(self, member: SessionRecord) -> None:
-        if self._by_id.pop(member.id, None) is None:
+    def remove(self, record: SessionRecord) -> None:
+        if self._by_id.pop(record.id, None) is None:
             return
-        self._by_ref.pop(member.ref, None)
+        self._by_ref.pop(record.ref, None)
         self._refs = None
-        self.share.give_back(member.uid)
-        self._unwatch(member)
-        if member.forget is not None:
-            member.forget.cancel()
-        self._departed[member.id] = Known.of(member)
+        self.share.give_back(record.uid)
+        self._unwatch(record)
+        if record.forget is not None:
+            record.forget.cancel()
+        self._departed[record.id] = Known.of(record)
         if len(self._departed) >= self._look_through_at:
             spoken_of = self.remembered()
             self._departed = {id_: k for id_, k in self._departed.items() if id_ in spoken_of}
             self._look_through_at = 2 * len(self._departed) + DEPARTED_MIN
 
-    def _died(self, member: SessionRecord) -> None:
-        self._unwatch(member)
-        self._on_death(member)
+    def _died(self, record: SessionRecord) -> None:
+        self._unwatch(record)
+        self._on_death(record)
 
-    def _unwatch(self, member: SessionRecord) -> None:
-        if member.pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(member.pidfd)
-            os.close(member.pidfd)
-            member.pidfd = -1
+    def _unwatch(self, record: SessionRecord) -> None:
+        if record.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(record.pidfd)
+            os.close(record.pidfd)
+            record.pidfd = -1

@@ -73,58 +73,58 @@ class Ending:
             if isinstance(action, EndSession) and not self.closed:
                 self._begin(action)
 
-    def notify_successor(self, member: SessionRecord, connection: Connection) -> None:
+    def notify_successor(self, record: SessionRecord, connection: Connection) -> None:
         """Tell a new session that its kernel's id belonged to one that was ended."""
-        ended = self._ended.get(member.kernel_id)
-        if ended is None or ended.owner != member.identity or ended.ref == member.ref:
+        ended = self._ended.get(record.kernel_id)
+        if ended is None or ended.owner != record.identity or ended.ref == record.ref:
             return
-        del self._ended[member.kernel_id]
+        del self._ended[record.kernel_id]
         text, remedy = user_texts.ended_before(ended.cause, ended.unix_s)
         connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
 
     def _begin(self, action: EndSession) -> None:
-        member = self._registry.get(action.session)
-        if member is None:
+        record = self._registry.get(action.session)
+        if record is None:
             return
-        if os.geteuid() not in (0, member.uid):
-            self._refused(member, "the daemon may not signal another user's processes")
+        if os.geteuid() not in (0, record.uid):
+            self._refused(record, "the daemon may not signal another user's processes")
             return
         log.warning(
-            "session is ended", session=member.id, pid=member.ref.pid, name=member.name,
-            owner=user_name(member.uid), job=member.job, why=action.cause,
+            "session is ended", session=record.id, pid=record.ref.pid, name=record.name,
+            owner=user_name(record.uid), job=record.job, why=action.cause,
         )  # fmt: skip
-        if member.connection is not None:
+        if record.connection is not None:
             text, remedy = user_texts.sentence(Notice.ENDED, action.cause)
-            member.connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
-        self._remember(member, action.cause)
-        asyncio.get_running_loop().call_later(NOTICE_S, self._terminate, member)
+            record.connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
+        self._remember(record, action.cause)
+        asyncio.get_running_loop().call_later(NOTICE_S, self._terminate, record)
 
-    def _remember(self, member: SessionRecord, cause: str) -> None:
-        if member.kernel_id:
-            ended = _Ended(member.identity, member.ref, time.time(), cause)
-            self._ended[member.kernel_id] = ended
+    def _remember(self, record: SessionRecord, cause: str) -> None:
+        if record.kernel_id:
+            ended = _Ended(record.identity, record.ref, time.time(), cause)
+            self._ended[record.kernel_id] = ended
         if len(self._ended) > REMEMBERED_MAX:
             self._ended.popitem(last=False)
 
-    def _terminate(self, member: SessionRecord) -> None:
+    def _terminate(self, record: SessionRecord) -> None:
         """Send SIGTERM to the processes of the session, parents first, and later SIGKILL."""
         signalled: list[tuple[ProcessRef, int]] = []
         try:
-            others = self._registry.refs() - {member.ref}
-            for ref in processes.tree(member.ref, without=others):
+            others = self._registry.refs() - {record.ref}
+            for ref in processes.tree(record.ref, without=others):
                 if (descriptor := processes.open_pidfd(ref)) is not None:
                     signalled.append((ref, descriptor))
                     with suppress(ProcessLookupError):
                         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
                         signal.pidfd_send_signal(descriptor, signal.SIGCONT)
         except (GpuError, OSError) as error:
-            self._refused(member, str(error))
+            self._refused(record, str(error))
         asyncio.get_running_loop().call_later(GRACE_S, _kill, signalled)
 
-    def _refused(self, member: SessionRecord, why: str) -> None:
-        log.error("session cannot be ended", session=member.id, pid=member.ref.pid, why=why)
+    def _refused(self, record: SessionRecord, why: str) -> None:
+        log.error("session cannot be ended", session=record.id, pid=record.ref.pid, why=why)
         # In the loop, after the step that ordered it: other subscribers have yet to see that.
-        event = ev.EndRefused(session=member.id, why=why)
+        event = ev.EndRefused(session=record.id, why=why)
         asyncio.get_running_loop().call_soon(self._core.feed, event)
 
 

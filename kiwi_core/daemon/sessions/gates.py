@@ -135,9 +135,9 @@ class Gates:
 
     def _own_burst_is_over(self, session: SessionId) -> None:
         """End the daemon's own burst when the scheduler ends it: no client reports its end."""
-        member = self._registry.get(session)
-        if member is not None and member.in_burst and member.own_burst:
-            member.in_burst = False
+        record = self._registry.get(session)
+        if record is not None and record.in_burst and record.own_burst:
+            record.in_burst = False
             if self._on_trial.pop(session, None) is not None:
                 self._judge_after(session)
 
@@ -145,19 +145,19 @@ class Gates:
 
     def _put_on_trial(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            member = self._registry.get(action.session)
-            if isinstance(action, Grant) and member is not None and member.own_burst:
+            record = self._registry.get(action.session)
+            if isinstance(action, Grant) and record is not None and record.own_burst:
                 self._on_trial[action.session] = action.burst
 
     def _try_all(self) -> None:
         """Check whether the sessions on trial can use their turns at all, as somebody waits."""
         for session, burst in tuple(self._on_trial.items()):
-            member = self._registry.get(session)
-            if member is None or not member.in_burst or member.burst != burst:
+            record = self._registry.get(session)
+            if record is None or not record.in_burst or record.burst != burst:
                 del self._on_trial[session]
             elif session not in self._looked_at:
                 self._looked_at.add(session)
-                self._core.after_a_look(member, partial(self._judge, session, burst))
+                self._core.after_a_look(record, partial(self._judge, session, burst))
 
     def _judge(self, session: SessionId, burst: int) -> None:
         """Decide about ``session``, which has just been observed."""
@@ -193,22 +193,22 @@ class Gates:
     def _ask(self, session: SessionId) -> None:
         """Request the lease for ``session``. Do nothing if it already waits or is in a burst: the
         gate opens with the grant of that burst."""
-        member = self._registry.get(session)
+        record = self._registry.get(session)
         wanted = any(link.wants_lease for link in self._links.of(session))
-        if member is None or not wanted or not self._core.scheduler.at_rest(session):
+        if record is None or not wanted or not self._core.scheduler.at_rest(session):
             return
         if left_s := self._empty_turns.left_s(session, asyncio.get_running_loop().time()):
-            self._ask_later(member, left_s)
+            self._ask_later(record, left_s)
             return
         log.info("a call at the gate asks for the lease", session=session)
-        self._request_own(member)
+        self._request_own(record)
 
-    def _ask_later(self, member: SessionRecord, left_s: float) -> None:
+    def _ask_later(self, record: SessionRecord, left_s: float) -> None:
         """Ask after ``left_s``, or after a look that shows that it has started the driver."""
-        if member.id not in self._put_off:
-            self._put_off.add(member.id)
-            asyncio.get_running_loop().call_later(left_s, self._ask_again, member.id)
-            self._core.after_a_look(member, partial(self._ask_if_real, member.id))
+        if record.id not in self._put_off:
+            self._put_off.add(record.id)
+            asyncio.get_running_loop().call_later(left_s, self._ask_again, record.id)
+            self._core.after_a_look(record, partial(self._ask_if_real, record.id))
 
     def _ask_if_real(self, session: SessionId) -> None:
         if self._uses_driver(session):
@@ -260,9 +260,9 @@ class Gates:
     def _detached(self, session: SessionId) -> None:
         """Deny room to a session that leaves Kiwi: the scheduler has dropped its requests. A
         process that another session takes over still needs the room: see ``moved_over``."""
-        member = self._registry.get(session)
+        record = self._registry.get(session)
         for link in self._links.of(session):
-            if self._links.nearest(link, but=member) is None:
+            if self._links.nearest(link, but=record) is None:
                 self.deny(link)
 
     def deny(self, link: Link) -> None:

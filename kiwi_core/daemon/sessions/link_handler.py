@@ -45,9 +45,9 @@ class LinkHandler:
     def connections(self) -> set[Connection]:
         return set(self._link_of)
 
-    def has_connected_library(self, member: SessionRecord) -> bool:
+    def has_connected_library(self, record: SessionRecord) -> bool:
         """Return whether a library of a process of this session is connected."""
-        return self._links.connected(member.id)
+        return self._links.connected(record.id)
 
     def hello(self, connection: Connection, hello: Hello) -> SessionRecord | None:
         """Return the session that the process belongs to: an ancestor's or its own, a new one if
@@ -65,9 +65,9 @@ class LinkHandler:
             self._gates.link_lost(link)
             old.end_with(PeerError("superseded", "This process has opened a newer connection."))
         self._link_of[connection] = link
-        member = self._registry.get(link.session) if link.session else None
+        record = self._registry.get(link.session) if link.session else None
         log.info("linked", pid=ref.pid, name=link.name, session=link.session)
-        return member
+        return record
 
     def welcomed(self, connection: Connection) -> None:
         """Send the gate order: the welcome is on its way."""
@@ -115,13 +115,13 @@ class LinkHandler:
         log.info("link lost", pid=link.ref.pid, session=link.session)
         link.lost()
         self._gates.link_lost(link)
-        member = self._registry.get(link.session) if link.session else None
+        record = self._registry.get(link.session) if link.session else None
         if (
-            member is not None
-            and member.connection is None
-            and not self.has_connected_library(member)
+            record is not None
+            and record.connection is None
+            and not self.has_connected_library(record)
         ):
-            self._sessions.expect_back(member)
+            self._sessions.expect_back(record)
 
     def died(self, link: Link) -> None:
         """Close the connections of a process that ended."""
@@ -133,20 +133,20 @@ class LinkHandler:
 
     # --- sessions that come and go --------------------------------------------------------------
 
-    def joined(self, member: SessionRecord) -> None:
+    def joined(self, record: SessionRecord) -> None:
         """Give a new session the links of its process and of the descendants of that process,
         unless they belong to a session of a client."""
         for link in self._links.everybody():
             own = self._registry.get(link.session) if link.session else None
-            if own is member or (own is not None and not own.by_link):
+            if own is record or (own is not None and not own.by_link):
                 continue
-            if self._links.nearest(link, but=own) is not member:
+            if self._links.nearest(link, but=own) is not record:
                 continue
             if own is not None:
                 self._sessions.dismiss(own)  # its memory comes back first; then see ``left``
                 continue
             link.off = False
-            self._hand_over(link, member)
+            self._hand_over(link, record)
 
     def orphaned(self, session: SessionId) -> None:
         """Let the linked processes of a dead session become sessions, or join another one: those
@@ -179,49 +179,49 @@ class LinkHandler:
             self._gates.tell(link, opens=True)
             self._gates.deny(link)
 
-    def _hand_over(self, link: Link, member: SessionRecord) -> None:
-        """Give ``link`` to the session ``member``, which asks anew for what it still waits for."""
-        self._links.assign(link, member.id)
-        self._gates.tell(link, self._core.scheduler.may_compute(member.id))
+    def _hand_over(self, link: Link, record: SessionRecord) -> None:
+        """Give ``link`` to the session of ``record``. It asks anew for what it still waits for."""
+        self._links.assign(link, record.id)
+        self._gates.tell(link, self._core.scheduler.may_compute(record.id))
         self._gates.moved_over(link)
         self._believe(link)
 
     def _join_session(self, link: Link) -> None:
         if link.off or (link.session and self._registry.get(link.session) is not None):
             return
-        member = self._links.nearest(link)
-        if member is None:
-            member = self._sessions.admit_linked(link.ref, link.uid, link.name, link.above)
-        if link.session != member.id:
-            self._links.assign(link, member.id)
+        record = self._links.nearest(link)
+        if record is None:
+            record = self._sessions.admit_linked(link.ref, link.uid, link.name, link.above)
+        if link.session != record.id:
+            self._links.assign(link, record.id)
 
     def _believe(self, link: Link) -> None:
         """Feed what it reports and the scheduler does not know: the outcome of an operation that
         was given up, or that an earlier daemon began.
         """
-        member = self._registry.get(link.session) if link.session else None
-        if member is None or link.call is not None or member.id in self._core.operations.sessions:
+        record = self._registry.get(link.session) if link.session else None
+        if record is None or link.call is not None or record.id in self._core.operations.sessions:
             return
         residency = link.report.residency
-        links = self._links.of(member.id)
+        links = self._links.of(record.id)
         out_bytes = sum(one.report.paged_out_bytes for one in links)
-        if residency is Residency.RESIDENT or not self._is_news(member, out_bytes):
+        if residency is Residency.RESIDENT or not self._is_news(record, out_bytes):
             return
-        log.warning("found", session=member.id, pid=link.ref.pid, residency=residency.value)
+        log.warning("found", session=record.id, pid=link.ref.pid, residency=residency.value)
         self._core.feed(
             ev.SessionJoined(
-                session=member.id,
+                session=record.id,
                 residency=residency,
                 resident_bytes=sum(one.report.resident_bytes for one in links),
                 paged_out_bytes=out_bytes,
-                burst=member.burst,
+                burst=record.burst,
             )
         )
 
-    def _is_news(self, member: SessionRecord, out_bytes: int) -> bool:
+    def _is_news(self, record: SessionRecord, out_bytes: int) -> bool:
         """Return whether more is out than the scheduler knows; after a restart it has only a
         guess."""
-        if self._core.scheduler.believed_in(member.id):
+        if self._core.scheduler.believed_in(record.id):
             return True
-        known_bytes = self._core.scheduler.out_bytes(member.id)
+        known_bytes = self._core.scheduler.out_bytes(record.id)
         return known_bytes is not None and out_bytes > known_bytes

@@ -34,34 +34,34 @@ class QueuePlaces:
         self._enqueue = enqueue
         self._loop = asyncio.get_running_loop()
         self._inside: dict[int, set[SessionRecord]] = {}
-        """Members by user, including those that have left the queue since the last cleanup."""
+        """Records by user, including those that have left the queue since the last cleanup."""
         self._outside: dict[int, dict[SessionRecord, int]] = {}
-        """By user, the members in order, with the client's number of the burst."""
+        """Records by user, in order, with the client's number of the burst."""
         self._due = False
         self._word: asyncio.TimerHandle | None = None
 
-    def request(self, member: SessionRecord, client_burst: int, *, runs: bool = False) -> None:
+    def request(self, record: SessionRecord, client_burst: int, *, runs: bool = False) -> None:
         """Request a place. ``runs``: it believes that it has the GPU, so it cannot wait outside."""
-        outside = self._outside.get(member.uid)
-        if outside is not None and member in outside:
+        outside = self._outside.get(record.uid)
+        if outside is not None and record in outside:
             # The client and a call at its gate may both ask. Keep the client's number (the gate's
             # is 0): one burst serves both.
-            outside[member] = client_burst or outside[member]
-        elif member in self._inside.get(member.uid, ()):  # the usual case
-            self._enqueue(member, client_burst)
-        elif runs or self._has_place_for(member.uid):
-            self._enter(member, client_burst)
+            outside[record] = client_burst or outside[record]
+        elif record in self._inside.get(record.uid, ()):  # the usual case
+            self._enqueue(record, client_burst)
+        elif runs or self._has_place_for(record.uid):
+            self._enter(record, client_burst)
         else:
-            self._outside.setdefault(member.uid, {})[member] = client_burst
+            self._outside.setdefault(record.uid, {})[record] = client_burst
             self._say_soon()
 
-    def withdraw(self, member: SessionRecord, client_burst: int | None = None) -> None:
+    def withdraw(self, record: SessionRecord, client_burst: int | None = None) -> None:
         """Stop waiting outside (for the burst of that number, if given)."""
-        outside = self._outside.get(member.uid, {})
-        if member in outside and client_burst in (None, outside[member]):
-            del outside[member]
+        outside = self._outside.get(record.uid, {})
+        if record in outside and client_burst in (None, outside[record]):
+            del outside[record]
             if not outside:
-                del self._outside[member.uid]
+                del self._outside[record.uid]
 
     def move_up_soon(self) -> None:
         if self._outside and not self._due:
@@ -76,22 +76,22 @@ class QueuePlaces:
     # --- inside ---------------------------------------------------------------------------------
 
     def _has_place_for(self, uid: int) -> bool:
-        """Return whether a member of ``uid`` that is not inside may enter."""
+        """Return whether a session of ``uid`` that is not inside may enter."""
         if len(self._inside.get(uid, ())) >= self._share.limit.per_user:
             self._look_through(uid)
         return self._share.may(uid)
 
-    def _enter(self, member: SessionRecord, client_burst: int) -> None:
-        inside = self._inside.setdefault(member.uid, set())
-        if member not in inside:
-            inside.add(member)
-            self._share.take(member.uid)
-        self._enqueue(member, client_burst)
+    def _enter(self, record: SessionRecord, client_burst: int) -> None:
+        inside = self._inside.setdefault(record.uid, set())
+        if record not in inside:
+            inside.add(record)
+            self._share.take(record.uid)
+        self._enqueue(record, client_burst)
 
     def _look_through(self, uid: int) -> None:
         inside = self._inside.get(uid, set())
-        for member in [one for one in inside if not one.waiting]:
-            inside.discard(member)
+        for record in [one for one in inside if not one.waiting]:
+            inside.discard(record)
             self._share.give_back(uid)
         if not inside:
             self._inside.pop(uid, None)
@@ -101,10 +101,10 @@ class QueuePlaces:
         for uid in tuple(self._outside):
             self._look_through(uid)
             while (outside := self._outside.get(uid)) and self._share.free(uid):
-                member = next(iter(outside))
-                burst = outside[member]
-                self.withdraw(member)
-                self._enter(member, burst)
+                record = next(iter(outside))
+                burst = outside[record]
+                self.withdraw(record)
+                self._enter(record, burst)
 
     def _say_soon(self) -> None:
         if self._word is None:
@@ -114,10 +114,10 @@ class QueuePlaces:
         self._word = None
         for outside in self._outside.values():
             ahead = self._share.limit.per_user
-            for place, (member, burst) in enumerate(outside.items(), start=1):
-                if member.connection is not None and burst:
+            for place, (record, burst) in enumerate(outside.items(), start=1):
+                if record.connection is not None and burst:
                     position = ahead + place
-                    member.connection.send(
+                    record.connection.send(
                         Waiting(
                             burst=burst, position=position, ahead=position - 1, activity=ACTIVITY
                         )

@@ -49,7 +49,7 @@ async def recover(
     # Those that run now come first: they have the GPU, the others wait for it.
     found.sort(key=lambda pair: pair[1].residency is not Residency.RESIDENT)
     for entry, observation in found:
-        member = SessionRecord(
+        record = SessionRecord(
             id=SessionId(entry.session),
             ref=_ref(entry),
             uid=entry.uid,
@@ -64,15 +64,15 @@ async def recover(
             kept_out=entry.kept_out,
         )
         try:
-            registry.add(member)
+            registry.add(record)
         except KiwiError:
             continue  # it died just now
         event = _joined(entry, observation)
         log.info(
-            "session found again", session=member.id, pid=entry.pid,
+            "session found again", session=record.id, pid=entry.pid,
             residency=observation.residency.value, in_burst=entry.in_burst,
         )  # fmt: skip
-        joined(member, event)
+        joined(record, event)
 
 
 def _ref(entry: RosterEntry) -> ProcessRef:

@@ -72,39 +72,39 @@ class RequestHandler:
 
     def _release(self, connection: Connection, message: m.Release) -> None:
         """Release the session, and answer later: what it has in the GPU is read first."""
-        member = self._subject(connection, message.session)
+        record = self._subject(connection, message.session)
 
         def answer(refused: CallerError | None) -> None:
             self._releases.give_back(connection.peer.uid)
             log.info(
-                "release", by=connection.peer.owner, by_pid=connection.peer.pid, session=member.id,
-                name=member.name, refused=refused.code if refused else None,
+                "release", by=connection.peer.owner, by_pid=connection.peer.pid, session=record.id,
+                name=record.name, refused=refused.code if refused else None,
             )  # fmt: skip
             connection.send(m.Error.of(refused, about="release") if refused else m.Ok())
 
         self._take_share(connection)
-        self._core.release(member, answer)
+        self._core.release(record, answer)
 
     def _suspend(self, connection: Connection, message: m.Suspend) -> None:
         """Suspend the session after a look: a process that just began to use the GPU may have its
         gate by now. A session that an admin keeps out stays out, whatever else its user asks
         for."""
-        member = self._subject(connection, message.session)
+        record = self._subject(connection, message.session)
 
         def looked() -> None:
             self._releases.give_back(connection.peer.uid)
-            if not member.guarded:
+            if not record.guarded:
                 connection.send(m.Error.of(_UNGUARDED, about="suspend"))
                 return
-            if member.kept_out != ADMIN:
-                by = ITS_USER if connection.peer.identity == member.identity else ADMIN
-                self._keep_out(connection, member, by)
-                self._core.feed(ev.SuspensionRequested(session=member.id, by=by))
+            if record.kept_out != ADMIN:
+                by = ITS_USER if connection.peer.identity == record.identity else ADMIN
+                self._keep_out(connection, record, by)
+                self._core.feed(ev.SuspensionRequested(session=record.id, by=by))
             self._remember()
             connection.send(m.Ok())
 
         self._take_share(connection)
-        self._core.after_a_look(member, looked)
+        self._core.after_a_look(record, looked)
 
     def _take_share(self, connection: Connection) -> None:
         uid = connection.peer.uid
@@ -115,57 +115,57 @@ class RequestHandler:
         self._releases.take(uid)
 
     def _resume(self, connection: Connection, message: m.Resume) -> None:
-        member = self._subject(connection, message.session)
-        if member.kept_out == ADMIN and not self._rights.is_admin(connection.peer):
+        record = self._subject(connection, message.session)
+        if record.kept_out == ADMIN and not self._rights.is_admin(connection.peer):
             raise CallerError(
                 "not-allowed",
                 "An admin keeps this session out of the GPU, so only an admin can let it go on.",
                 "Ask the administrator of this machine.",
             )
-        if member.kept_out:
-            self._keep_out(connection, member, "")
-            self._core.feed(ev.ResumptionRequested(session=member.id))
+        if record.kept_out:
+            self._keep_out(connection, record, "")
+            self._core.feed(ev.ResumptionRequested(session=record.id))
         self._remember()
         connection.send(m.Ok())
 
     @staticmethod
-    def _keep_out(connection: Connection, member: SessionRecord, by: str) -> None:
-        member.kept_out = by
+    def _keep_out(connection: Connection, record: SessionRecord, by: str) -> None:
+        record.kept_out = by
         log.info(
             "suspend" if by else "resume", by=connection.peer.owner, by_pid=connection.peer.pid,
-            session=member.id, name=member.name,
+            session=record.id, name=record.name,
         )  # fmt: skip
 
     def _bring_back(self, connection: Connection, message: m.BringBack) -> None:
         """Feed the hint only if it leads to a page-in: users type a lot, so hints are many."""
-        member = self._subject(connection, message.session)
-        why = self._core.scheduler.hint_hindrance(member.id, clock.now_ns())
+        record = self._subject(connection, message.session)
+        why = self._core.scheduler.hint_hindrance(record.id, clock.now_ns())
         if why:
             self.hints_declined += 1
         else:
             self.hints_begun += 1
             log.info(
                 "bring back", by=connection.peer.owner, by_pid=connection.peer.pid,
-                session=member.id, name=member.name,
+                session=record.id, name=record.name,
             )  # fmt: skip
-            self._core.feed(ev.UseExpected(session=member.id))
+            self._core.feed(ev.UseExpected(session=record.id))
         connection.send(m.HintReport(begun=not why, why=why))
 
     def _subject(self, connection: Connection, session: str) -> SessionRecord:
-        member = self._registry.get(session) if session else self._own(connection)
-        if member is None and not session:
+        record = self._registry.get(session) if session else self._own(connection)
+        if record is None and not session:
             raise CallerError(
                 "no-such-session",
                 "An observer has no session of its own: the message must name one.",
                 "`kiwi status` lists yours.",
             )
-        if member is None or not self._rights.may_act(connection.peer, member.identity):
+        if record is None or not self._rights.may_act(connection.peer, record.identity):
             raise CallerError(
                 "no-such-session",
                 f"You have no session {session!r} on this GPU.",
                 "`kiwi status` lists yours.",
             )
-        return member
+        return record
 
     # --- settings -------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class RequestHandler:
         if not self._rights.is_admin(connection.peer):
             raise CallerError(
                 "not-allowed",
-                "Only the daemon's owner or a member of its admin group may change settings.",
+                "Only the daemon's owner or a record of its admin group may change settings.",
                 "Ask the administrator of this machine.",
             )
         check_settings(message, self._config)
@@ -209,12 +209,12 @@ class RequestHandler:
         self._remember()
 
     def _prioritise(self, session: str, priority: Priority) -> None:
-        member = self._registry.get(session)
-        if member is None:
+        record = self._registry.get(session)
+        if record is None:
             raise CallerError(
                 "no-such-session",
                 f"There is no session {session!r} on this GPU.",
                 "`kiwi status --json` lists them.",
             )
-        member.priority = priority
-        self._core.feed(ev.PriorityChanged(session=member.id, priority=priority))
+        record.priority = priority
+        self._core.feed(ev.PriorityChanged(session=record.id, priority=priority))

@@ -49,10 +49,10 @@ burst counts as over, and it leaves Kiwi."""
 class LinkedLibraries(Protocol):
     """The preloaded libraries of programs."""
 
-    def joined(self, member: SessionRecord) -> None:
+    def joined(self, record: SessionRecord) -> None:
         """Give the new session the libraries that belong to it."""
 
-    def has_connected_library(self, member: SessionRecord) -> bool:
+    def has_connected_library(self, record: SessionRecord) -> bool:
         """Return whether a library of a process of the session is connected."""
 
 
@@ -97,15 +97,15 @@ class SessionHandler:
 
     def hello(self, connection: Connection, hello: m.Hello) -> SessionRecord:
         ref = process_of(connection.peer)
-        member = self._registry.of_process(ref)
-        if member is None:
-            member = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
+        record = self._registry.of_process(ref)
+        if record is None:
+            record = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
         self.expected.joined(connection.peer.uid, hello.kernel_id)
-        self._name(member, hello.name, hello.kernel_id)
-        member.by_link = False
-        self.guards.set_ungated(member, hello.ungated)
-        self._bind(member, connection)
-        return member
+        self._name(record, hello.name, hello.kernel_id)
+        record.by_link = False
+        self.guards.set_ungated(record, hello.ungated)
+        self._bind(record, connection)
+        return record
 
     def _expect(self, connection: Connection, message: m.Expect) -> None:
         if not self._has_joined(connection.peer.uid, message):
@@ -116,53 +116,53 @@ class SessionHandler:
         """Return whether a program that is announced as running is a session already: it was
         faster than its announcer. Its predecessor before a restart has another process."""
         return message.pid > 0 and any(
-            member.kernel_id == message.key and member.uid == uid and processes.alive(member.ref)
-            for member in self._registry
+            record.kernel_id == message.key and record.uid == uid and processes.alive(record.ref)
+            for record in self._registry
         )
 
     def _acquire(self, connection: Connection, message: m.Acquire) -> None:
         self.places.request(self._speaker(connection), message.burst)
 
     def _give_up_waiting(self, connection: Connection, message: m.Withdraw) -> None:
-        member = self._speaker(connection)
-        self.places.withdraw(member, message.burst)
+        record = self._speaker(connection)
+        self.places.withdraw(record, message.burst)
         # Another burst in progress is not the client's, as in ``_end_burst``.
-        if member.client_burst == message.burst:
-            self._withdraw(member)
+        if record.client_burst == message.burst:
+            self._withdraw(record)
         connection.send(m.Withdrawn(burst=message.burst))
 
     def _end_burst(self, connection: Connection, message: m.EndBurst) -> None:
-        member = self._speaker(connection)
-        self.places.withdraw(member, message.burst)
-        if member.client_burst != message.burst:
+        record = self._speaker(connection)
+        self.places.withdraw(record, message.burst)
+        if record.client_burst != message.burst:
             return  # the burst in progress, if any, is the daemon's, made for a call at the gate
         if message.lingering:
-            self._core.feed(ev.BurstLingered(session=member.id, burst=member.burst))
+            self._core.feed(ev.BurstLingered(session=record.id, burst=record.burst))
         else:
-            self._end(member)
+            self._end(record)
 
     def _goodbye(self, connection: Connection, _message: m.Goodbye) -> None:
         self.dismiss(self._speaker(connection))
 
     def _speaker(self, connection: Connection) -> SessionRecord:
         """Raise ``PeerError("superseded")`` if the connection speaks for no session any more."""
-        member = self._session_of.get(connection)
-        if member is None:
+        record = self._session_of.get(connection)
+        if record is None:
             raise _superseded()
-        return member
+        return record
 
     def disconnected(self, connection: Connection, *, closing: bool) -> None:
         """Handle the end of a connection. ``closing``: the daemon is leaving."""
-        member = self._session_of.pop(connection, None)
-        if member is None or member.connection is not connection:
+        record = self._session_of.pop(connection, None)
+        if record is None or record.connection is not connection:
             return
-        member.connection = None
-        if closing or self._registry.get(member.id) is not member:
+        record.connection = None
+        if closing or self._registry.get(record.id) is not record:
             return  # the daemon or the process has ended: it does not come back
-        self.places.withdraw(member)
-        if member.waiting and not member.in_burst and not member.own_burst:
-            self._withdraw(member)
-        self.expect_back(member)
+        self.places.withdraw(record)
+        if record.waiting and not record.in_burst and not record.own_burst:
+            self._withdraw(record)
+        self.expect_back(record)
 
     def held(self) -> set[Connection]:
         """Return the connections of sessions whose memory is held, out, or on its way."""
@@ -178,13 +178,13 @@ class SessionHandler:
                 "You have as many sessions on this GPU as you may have.",
                 "Shut down notebooks that are no longer needed. Kiwi tries again by itself.",
             )
-        member = SessionRecord(id=session_id(ref), ref=ref, uid=uid)
-        self._registry.add(member)
-        self._name(member, name, kernel_id)
-        self._core.joined(member, self.priority_of(member))
-        log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
-        self.libraries.joined(member)
-        return member
+        record = SessionRecord(id=session_id(ref), ref=ref, uid=uid)
+        self._registry.add(record)
+        self._name(record, name, kernel_id)
+        self._core.joined(record, self.priority_of(record))
+        log.info("session joined", session=record.id, pid=ref.pid, name=record.name)
+        self.libraries.joined(record)
+        return record
 
     def admit_linked(
         self, ref: ProcessRef, uid: int, name: str, above: Collection[ProcessRef] = ()
@@ -192,121 +192,121 @@ class SessionHandler:
         """Add a session for a program whose preloaded library alone has connected. ``above`` are
         the process and its ancestors: if one was announced, the session has its name."""
         announced, kernel_id = self.expected.take(uid, above)
-        member = self.admit(ref, uid, announced or name, kernel_id)
-        member.by_link = True
-        return member
+        record = self.admit(ref, uid, announced or name, kernel_id)
+        record.by_link = True
+        return record
 
     @staticmethod
-    def _name(member: SessionRecord, name: str, kernel_id: str) -> None:
-        member.name = name or member.name or f"process {member.ref.pid}"
-        member.kernel_id = kernel_id or member.kernel_id
+    def _name(record: SessionRecord, name: str, kernel_id: str) -> None:
+        record.name = name or record.name or f"process {record.ref.pid}"
+        record.kernel_id = kernel_id or record.kernel_id
 
-    def _bind(self, member: SessionRecord, connection: Connection) -> None:
-        old = member.connection
-        member.connection = connection
-        self._session_of[connection] = member
-        if member.forget is not None:
-            member.forget.cancel()
-            member.forget = None
+    def _bind(self, record: SessionRecord, connection: Connection) -> None:
+        old = record.connection
+        record.connection = connection
+        self._session_of[connection] = record
+        if record.forget is not None:
+            record.forget.cancel()
+            record.forget = None
         if old is not None and old is not connection:
             self._session_of.pop(old, None)
             old.end_with(_superseded())
 
-    def priority_of(self, member: SessionRecord) -> Priority | None:
-        return member.priority or self._priorities.get(user_name(member.uid))
+    def priority_of(self, record: SessionRecord) -> Priority | None:
+        return record.priority or self._priorities.get(user_name(record.uid))
 
     # --- bursts ---------------------------------------------------------------------------------
 
-    def resume_burst(self, member: SessionRecord, hello: m.Hello) -> None:
+    def resume_burst(self, record: SessionRecord, hello: m.Hello) -> None:
         """Restore the burst that a reconnected client is in: a restarted daemon may know it from
         its roster (it stays), or has to line it up again."""
-        in_burst = member.in_burst and not member.own_burst
+        in_burst = record.in_burst and not record.own_burst
         if hello.in_burst and not in_burst:
-            self.places.request(member, hello.burst, runs=True)
-        elif in_burst and not hello.in_burst and member.client_burst <= hello.burst:
+            self.places.request(record, hello.burst, runs=True)
+        elif in_burst and not hello.in_burst and record.client_burst <= hello.burst:
             # The burst ended while there was no connection.
-            self._end(member)
+            self._end(record)
 
-    def _request_lease(self, member: SessionRecord, client_burst: int) -> None:
-        burst = member.number(client_burst)
-        member.waiting, member.in_burst = True, False
-        self._core.feed(ev.LeaseRequested(session=member.id, burst=burst))
+    def _request_lease(self, record: SessionRecord, client_burst: int) -> None:
+        burst = record.number(client_burst)
+        record.waiting, record.in_burst = True, False
+        self._core.feed(ev.LeaseRequested(session=record.id, burst=burst))
 
-    def _withdraw(self, member: SessionRecord) -> None:
-        member.waiting = member.in_burst = False
-        self._core.feed(ev.LeaseWithdrawn(session=member.id, burst=member.burst))
+    def _withdraw(self, record: SessionRecord) -> None:
+        record.waiting = record.in_burst = False
+        self._core.feed(ev.LeaseWithdrawn(session=record.id, burst=record.burst))
 
-    def _end(self, member: SessionRecord) -> None:
-        member.waiting = member.in_burst = False
-        self._core.end_burst(member, member.burst)
+    def _end(self, record: SessionRecord) -> None:
+        record.waiting = record.in_burst = False
+        self._core.end_burst(record, record.burst)
 
     # --- leaving --------------------------------------------------------------------------------
 
-    def died(self, member: SessionRecord) -> None:
-        """Remove ``member``, whose process has ended."""
-        log.info("session ended", session=member.id, pid=member.ref.pid)
-        self._leaving.pop(member, None)
-        self.places.withdraw(member)
-        member.waiting = False
-        self._core.feed(ev.SessionLost(session=member.id))
-        self._registry.remove(member)
-        if member.connection is not None:
-            member.connection.close()
+    def died(self, record: SessionRecord) -> None:
+        """Remove ``record``, whose process has ended."""
+        log.info("session ended", session=record.id, pid=record.ref.pid)
+        self._leaving.pop(record, None)
+        self.places.withdraw(record)
+        record.waiting = False
+        self._core.feed(ev.SessionLost(session=record.id))
+        self._registry.remove(record)
+        if record.connection is not None:
+            record.connection.close()
 
-    def is_leaving(self, member: SessionRecord) -> bool:
-        """Return whether ``member`` was dismissed, or said goodbye, and waits for its memory."""
-        return member in self._leaving
+    def is_leaving(self, record: SessionRecord) -> bool:
+        """Return whether ``record`` was dismissed, or said goodbye, and waits for its memory."""
+        return record in self._leaving
 
     def after(self, _step: Step) -> None:
         """Complete the leaving of sessions whose memory is back."""
         self.places.move_up_soon()
-        for member in list(self._leaving):
-            if self._core.scheduler.state_of(member.id) is None:
-                self._send_farewell(member, self._leaving.pop(member))
+        for record in list(self._leaving):
+            if self._core.scheduler.state_of(record.id) is None:
+                self._send_farewell(record, self._leaving.pop(record))
 
-    def expect_back(self, member: SessionRecord) -> None:
-        """Dismiss ``member``, which lives but has no connection, unless it comes back soon."""
-        if member.forget is not None:
-            member.forget.cancel()
+    def expect_back(self, record: SessionRecord) -> None:
+        """Dismiss ``record``, which lives but has no connection, unless it comes back soon."""
+        if record.forget is not None:
+            record.forget.cancel()
         loop = asyncio.get_running_loop()
-        member.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, member)
+        record.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, record)
 
-    def dismiss(self, member: SessionRecord) -> None:
-        """Let ``member`` leave Kiwi as soon as its memory is back."""
-        self._leaving[member] = member.connection
-        self.places.withdraw(member)
-        member.waiting = member.in_burst = False
-        member.kept_out = ""
-        self._core.feed(ev.SessionDetached(session=member.id))
+    def dismiss(self, record: SessionRecord) -> None:
+        """Let ``record`` leave Kiwi as soon as its memory is back."""
+        self._leaving[record] = record.connection
+        self.places.withdraw(record)
+        record.waiting = record.in_burst = False
+        record.kept_out = ""
+        self._core.feed(ev.SessionDetached(session=record.id))
 
-    def _gone_silent(self, member: SessionRecord) -> None:
-        if self._is_held(member):
+    def _gone_silent(self, record: SessionRecord) -> None:
+        if self._is_held(record):
             # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
-            self.expect_back(member)
+            self.expect_back(record)
             return
-        if member in self._leaving or self.libraries.has_connected_library(member):
+        if record in self._leaving or self.libraries.has_connected_library(record):
             return
-        log.info("session did not come back", session=member.id, pid=member.ref.pid)
-        self.dismiss(member)
+        log.info("session did not come back", session=record.id, pid=record.ref.pid)
+        self.dismiss(record)
 
-    def _is_held(self, member: SessionRecord) -> bool:
-        return self._core.scheduler.state_of(member.id) in _HELD
+    def _is_held(self, record: SessionRecord) -> bool:
+        return self._core.scheduler.state_of(record.id) in _HELD
 
     def notify_left_out(self, session: SessionId, why: str) -> None:
-        member = self._registry.get(session)
-        if member is not None and member.connection is not None:
+        record = self._registry.get(session)
+        if record is not None and record.connection is not None:
             text, remedy = user_texts.left_out(why)
             told = m.UserNotice(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
-            member.connection.send(told)
+            record.connection.send(told)
 
-    def _send_farewell(self, member: SessionRecord, asked: Connection | None) -> None:
-        """Remove ``member``. ``asked`` is the connection that said goodbye, if any. A newer
+    def _send_farewell(self, record: SessionRecord, asked: Connection | None) -> None:
+        """Remove ``record``. ``asked`` is the connection that said goodbye, if any. A newer
         connection (the process came back meanwhile) is closed without an answer: it connects again,
         as a new session."""
-        self._registry.remove(member)
-        self.has_left(member.target)
-        log.info("session left", session=member.id, pid=member.ref.pid)
-        connection = member.connection
+        self._registry.remove(record)
+        self.has_left(record.target)
+        log.info("session left", session=record.id, pid=record.ref.pid)
+        connection = record.connection
         if connection is not None:
             self._session_of.pop(connection, None)
             if connection is asked:

@@ -58,12 +58,12 @@ async def everybody_back(
     ends_at_s = clock.now_s() + LEAVE_WITHIN_S + slowly_s
     await _operations_end(core, min(ends_at_s, clock.now_s() + FINISH_WITHIN_S))
     moving = core.operations.sessions
-    in_order = sorted(registry, key=lambda member: not member.in_burst)
-    first = [member.target for member in in_order if member.id not in moving]
+    in_order = sorted(registry, key=lambda record: not record.in_burst)
+    first = [record.target for record in in_order if record.id not in moving]
     left = await bring_back(pager, first, ends_at_s)
     if moving:
         await _operations_end(core, ends_at_s)
-        rest = [member.target for member in in_order if member.id in moving]
+        rest = [record.target for record in in_order if record.id in moving]
         left |= await bring_back(pager, rest, clock.now_s() + FINISH_WITHIN_S)
     for session, why in left.items():
         log.error(
