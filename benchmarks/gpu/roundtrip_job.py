@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 26
 """Bytes copied to the host at a time, so that the program's host memory stays small."""
 
 
-class Holder(Protocol):
+class Ballast(Protocol):
     def pieces(self) -> Iterator[Any]:
         """Yield every byte that is held, in order, copied to host memory."""
         ...
@@ -144,30 +144,30 @@ class OfJax:
         return [int(array.unsafe_buffer_pointer()) for array in self.arrays]
 
 
-HOLDERS: dict[str, type[Any]] = {
+BALLASTS: dict[str, type[Any]] = {
     "driver": OfDriver, "torch": OfTorch, "cupy": OfCupy, "jax": OfJax,
 }  # fmt: skip
 
 
-def said(holder: Holder) -> dict[str, Any]:
+def said(ballast: Ballast) -> dict[str, Any]:
     digest, size = hashlib.blake2b(), 0
-    for piece in holder.pieces():
+    for piece in ballast.pieces():
         digest.update(piece)
         size += len(piece)
-    return {"digest": digest.hexdigest(), "bytes": size, "addresses": holder.addresses()}
+    return {"digest": digest.hexdigest(), "bytes": size, "addresses": ballast.addresses()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("library", choices=sorted(HOLDERS))
+    parser.add_argument("library", choices=sorted(BALLASTS))
     parser.add_argument("--bytes", type=int, required=True)
     args = parser.parse_args()
-    holder = HOLDERS[args.library](args.bytes)
-    print(json.dumps(said(holder)), flush=True)
+    ballast = BALLASTS[args.library](args.bytes)
+    print(json.dumps(said(ballast)), flush=True)
     for line in sys.stdin:
         if line.strip() == "change":
-            holder.change()
-        print(json.dumps(said(holder)), flush=True)
+            ballast.change()
+        print(json.dumps(said(ballast)), flush=True)
 
 
 if __name__ == "__main__":

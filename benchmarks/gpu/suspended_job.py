@@ -24,7 +24,7 @@ import threading
 import time
 from typing import Any
 
-from roundtrip_job import HOLDERS, check, said
+from roundtrip_job import BALLASTS, check, said
 
 WARM_ROUNDS = 3
 BLOCK_BYTES = 1 << 16
@@ -158,7 +158,7 @@ class Run:
     """The rounds of a loop, hashed as they come."""
 
     def __init__(self, kind: str, size: int, synchronise: bool) -> None:
-        self.ballast = HOLDERS[kind](size)
+        self.ballast = BALLASTS[kind](size)
         self.ballast_was = said(self.ballast)["digest"]
         self.loop = LOOPS[kind](self.ballast)
         self.synchronise = synchronise

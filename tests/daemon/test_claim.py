@@ -62,14 +62,14 @@ async def _first_and_second(gpu: str) -> None:
     reached = True
     first.serve(lambda: reached)
     assert not await asked_by(second)
-    assert (second.holder_pid, second.holder_path) == (os.getpid(), str(HERE))
+    assert (second.daemon_pid, second.daemon_path) == (os.getpid(), str(HERE))
     error = already_running(OneDaemonLock(THERE), second, THERE)
     assert f"pid {os.getpid()}" in error.message
     assert str(HERE) in error.message
     assert f"KIWI_SOCKET_DIR={HERE.parent}" in error.remedy
     reached = False  # the daemon leaves
     assert not await asked_by(second)
-    assert second.holder_path == ""
+    assert second.daemon_path == ""
     assert other.try_take(), "another GPU is free"
     other.close()
     first.close()
@@ -245,9 +245,9 @@ async def _asked_in_a_flood(first: GpuClaim, gpu: str) -> None:
     while came < 10 * claims.BACKLOG:  # without a flood, the test's time limit ends this loop
         await asyncio.sleep(0.01)
     second = GpuClaim(gpu, THERE)
-    while not second.holder_path:
+    while not second.daemon_path:
         assert not await asked_by(second), "a second daemon for the GPU"
-    assert second.holder_path == str(HERE)
+    assert second.daemon_path == str(HERE)
     first.close()
 
 

@@ -52,7 +52,7 @@ def test_one_daemon_at_a_time(tmp_path: Path) -> None:
     first, second = OneDaemonLock(tmp_path / "l"), OneDaemonLock(tmp_path / "l")
     assert first.try_acquire()
     assert not second.try_acquire()
-    assert second.holder() == str(os.getpid())
+    assert second.daemon_pid() == str(os.getpid())
 
 
 def test_a_lock_that_cannot_be_is_an_error_with_words(tmp_path: Path) -> None:

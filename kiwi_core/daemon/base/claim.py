@@ -57,8 +57,8 @@ class GpuClaim:
         self._answers: _Answers | None = None
         self._silent = 0
         self._given_up = False
-        self.holder_pid = 0
-        self.holder_path = ""
+        self.daemon_pid = 0
+        self.daemon_path = ""
         """Socket of the daemon that has the claim; "" while that daemon is leaving."""
 
     def try_take(self) -> bool:
@@ -77,7 +77,7 @@ class GpuClaim:
             self._go_on_without(error.strerror or str(error))
             return True
         sock.setblocking(False)
-        self._socket, self.holder_path = sock, ""
+        self._socket, self.daemon_path = sock, ""
         return True
 
     def _is_ours(self) -> bool:
@@ -97,9 +97,9 @@ class GpuClaim:
             pid, uid = peer_of(probe)
             if uid != os.getuid():
                 return False
-            self._silent, self.holder_pid = 0, pid
+            self._silent, self.daemon_pid = 0, pid
             with suppress(OSError):
-                self.holder_path = os.fsdecode(probe.recv(4096)).strip()
+                self.daemon_path = os.fsdecode(probe.recv(4096)).strip()
         return True
 
     def _go_on_without(self, why: str) -> None:

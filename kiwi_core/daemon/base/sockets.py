@@ -42,7 +42,7 @@ NO_LOCKS_REMEDY = (
 
 
 class OneDaemonLock:
-    """A lock held for the daemon's life; the file names the pid of its holder."""
+    """A lock that the daemon has for its life; the file names the daemon's pid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,20 +90,20 @@ class OneDaemonLock:
             os.close(self._fd)
         self._fd = -1
 
-    def holder(self) -> str:
+    def daemon_pid(self) -> str:
         with contextlib.suppress(OSError):
             return self._path.read_text(errors="replace").strip()
         return ""
 
 
 def already_running(lock: OneDaemonLock, claim: GpuClaim, socket_path: Path) -> CallerError:
-    pid = claim.holder_pid or lock.holder() or "unknown"
-    elsewhere = claim.holder_path and claim.holder_path != str(socket_path)
-    directory = os.path.dirname(claim.holder_path) if elsewhere else ""
+    pid = claim.daemon_pid or lock.daemon_pid() or "unknown"
+    elsewhere = claim.daemon_path and claim.daemon_path != str(socket_path)
+    directory = os.path.dirname(claim.daemon_path) if elsewhere else ""
     return CallerError(
         "already-running",
         f"A Kiwi daemon for this GPU is already running (pid {pid}"
-        + (f", its socket is {claim.holder_path})." if elsewhere else ")."),
+        + (f", its socket is {claim.daemon_path})." if elsewhere else ")."),
         f"Use it: set KIWI_SOCKET_DIR={directory}; or stop it first."
         if elsewhere
         else "Use it, or stop it first.",
@@ -124,7 +124,7 @@ async def alone(
         if stop.is_set():
             return False
         now_s = time.monotonic()
-        if not (claim.holder_path or answers(socket_path)):
+        if not (claim.daemon_path or answers(socket_path)):
             if answered_since_s is not None:
                 log.info("waiting for an earlier daemon to leave")
             answered_since_s = None

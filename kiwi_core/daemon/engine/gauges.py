@@ -122,10 +122,10 @@ class GaugeReader:
         # The driver itself takes memory, too: who merely has the GPU open is not to blame for it.
         nameless_bytes = self.outside_bytes() - sum(one.used_bytes for one in found)
         if nameless_bytes >= NAMELESS_MIN_BYTES:
-            holders = await asyncio.to_thread(processes.with_open, self.device)
+            openers = await asyncio.to_thread(processes.with_open, self.device)
             kept_by = [
                 one.pid
-                for one in holders
+                for one in openers
                 if one.pid not in used
                 and processes.outlived_its_leader(one)
                 and not belongs(one.pid, roots)

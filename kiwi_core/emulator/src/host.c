@@ -15,7 +15,7 @@ struct pinned {
 };
 static struct pinned *all;
 
-static struct pinned *holding(const void *p) {
+static struct pinned *pinned_at(const void *p) {
     for (struct pinned *h = all; h; h = h->next) {
         if ((const char *)p >= h->base && (const char *)p < h->base + h->size) return h;
     }
@@ -23,12 +23,12 @@ static struct pinned *holding(const void *p) {
 }
 
 bool ke_host_pinned(const void *p, size_t n) {
-    struct pinned *h = holding(p);
+    struct pinned *h = pinned_at(p);
     return h && (size_t)(h->base + h->size - (const char *)p) >= n;
 }
 
 bool ke_host_range(const void *p, void **base, size_t *size) {
-    struct pinned *h = holding(p);
+    struct pinned *h = pinned_at(p);
     if (h) *base = h->base, *size = h->size;
     return h != NULL;
 }
@@ -102,7 +102,7 @@ KE_ENTRY(cuMemHostGetDevicePointer_v2, (CUdeviceptr *out, void *p, unsigned flag
     (void)flags;
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
-    bool known = holding(p) != NULL;
+    bool known = pinned_at(p) != NULL;
     ke_mu_unlock();
     *out = known ? (CUdeviceptr)(uintptr_t)p : 0;
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -111,7 +111,7 @@ KE_ENTRY(cuMemHostGetDevicePointer_v2, (CUdeviceptr *out, void *p, unsigned flag
 KE_ENTRY(cuMemHostGetFlags, (unsigned *flags, void *p), (flags, p)) {
     if (!flags) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
-    struct pinned *h = holding(p);
+    struct pinned *h = pinned_at(p);
     if (h) *flags = h->flags;
     ke_mu_unlock();
     return h ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -147,7 +147,7 @@ static CUresult mapping_attribute(void *out, int what, CUdeviceptr p, const stru
 /* Gets an attribute; ke.mu held. Attributes of an unknown pointer are refused, or zero in the plural call. */
 static CUresult attribute(void *out, int what, CUdeviceptr p) {
     struct ke_map *m = ke_map_at(p);
-    struct pinned *h = m ? NULL : holding((void *)(uintptr_t)p);
+    struct pinned *h = m ? NULL : pinned_at((void *)(uintptr_t)p);
     struct ke_range *r = ke_range_at(p);
     if (what == CU_POINTER_ATTRIBUTE_MAPPED) {
         *(unsigned char *)out = m || h;

@@ -286,7 +286,7 @@ int ke_control_connect(uint64_t pid_ns, int pid, int flags) {
 
 void ke_state_lock(struct ke_state *s) {
     int rc = pthread_mutex_lock(&s->lock.mutex);
-    if (rc == EOWNERDEAD) { /* the holder was killed: its slot is reaped like that of any dead process */
+    if (rc == EOWNERDEAD) { /* its owner was killed, whose slot is reaped like that of any dead process */
         if (s->write_seq & 1) s->write_seq++;
         pthread_mutex_consistent(&s->lock.mutex);
     } else if (rc != 0) {

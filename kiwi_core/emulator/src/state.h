@@ -159,7 +159,7 @@ void ke_control_name(char name[KE_CONTROL_NAME], uint64_t pid_ns, int pid);
 int ke_control_connect(uint64_t pid_ns, int pid, int flags);
 uint64_t ke_own_pid_ns(void);
 
-/* The shared lock. If a holder dies, only write_seq can be left half done, and it is repaired. */
+/* The shared lock. If its owner dies, only write_seq can be left half done, and it is repaired. */
 void ke_state_lock(struct ke_state *s);
 void ke_state_unlock(struct ke_state *s);
 

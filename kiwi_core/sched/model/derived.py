@@ -145,9 +145,9 @@ class Derived(Mode, Readings):
 
 
 def is_misplaced(session: Session) -> bool:
-    """Return whether ``session`` is held though it wants nothing (or leaves), or free though it
-    was stopped in mid-burst. A stopped process is left alone, and a session without a gate is not
-    held in mid-burst."""
+    """Return whether ``session`` is suspended though it wants nothing (or leaves), or runs though
+    it was suspended in mid-burst. A stopped process is left alone, and a session without a gate is
+    not suspended in mid-burst."""
     if session.op is not None or session.gone or session.stopped:
         return False
     if session.residency is SUSPENDED:

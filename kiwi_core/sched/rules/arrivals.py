@@ -83,7 +83,7 @@ def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
         if was is not LOST:
             mark_lost(st, session, "")
     elif session.want is RUNNING and session.residency is not RESIDENT:
-        # The session cannot be running: another party holds it. Bring it back in its turn.
+        # The session cannot be running: another party suspended it. Bring it back in its turn.
         burst = session.burst
         bursts.to_rest(st, session)
         bursts.enqueue(st, session, burst, mid_burst=True)

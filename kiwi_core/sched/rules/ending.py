@@ -1,5 +1,5 @@
-"""The end of sessions whose turn is over, that hold room for which others wait, and that cannot be
-paged out.
+"""The end of sessions whose turn is over, that occupy room for which others wait, and that cannot
+be paged out.
 
 The driver keeps paged-out memory in the process that owns it. A session whose own job or container
 has too little RAM (``Session.cramped_ns``) therefore keeps its memory in the GPU: there is no other
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 def tend(st: State) -> None:
     """Begin and break off countdowns, and end a session whose time has come. The settle pass calls
     this while some session is cramped or a waiter gets room by an end."""
-    holding = _holding(st) if st.config.end_immovable_after_ns else []
-    counted = [session for session in holding if _refused_lately(st, session)]
+    occupants = _occupants(st) if st.config.end_immovable_after_ns else []
+    counted = [session for session in occupants if _refused_lately(st, session)]
     hindrances = _hindrances(st, counted)
     for session in _named(hindrances):
         if session.ends_ns is None:
             _begin(st, session)
-    if len(counted) < len(holding):
+    if len(counted) < len(occupants):
         # Others are tried again first. Meanwhile a countdown goes on that would go on if they stay.
-        hindrances += _hindrances(st, holding)
+        hindrances += _hindrances(st, occupants)
     named = _named(hindrances)
     for session in st.cramped.values():
         if session not in named and not session.ended:
@@ -82,16 +82,16 @@ def _refused_lately(st: State, session: Session) -> bool:
     return lately or session.ends_ns is not None
 
 
-def _hindrances(st: State, holding: list[Session]) -> list[Hindrance]:
-    """Return the part of ``holding`` that has to go before a waiter can have enough room, for each
-    waiter that there is such a part for."""
-    waiters = st.queue.values() if holding else ()
-    in_the_way = [(waiter, _in_the_way_of(st, waiter, holding)) for waiter in waiters]
+def _hindrances(st: State, occupants: list[Session]) -> list[Hindrance]:
+    """Return the part of ``occupants`` that has to go before a waiter can have enough room, for
+    each waiter that there is such a part for."""
+    waiters = st.queue.values() if occupants else ()
+    in_the_way = [(waiter, _in_the_way_of(st, waiter, occupants)) for waiter in waiters]
     return [(waiter, found) for waiter, found in in_the_way if found]
 
 
-def _holding(st: State) -> list[Session]:
-    """Return the sessions that can hold room only, in the order in which they are ended: idle ones
+def _occupants(st: State) -> list[Session]:
+    """Return the sessions that only occupy room, in the order in which they are ended: idle ones
     first, the least recently used before the others, then those whose process is stopped, then
     runners, the youngest before the others because it loses least."""
     idle = [one for one in st.policy.victims(st.idle.values(), ()) if one.id in st.cramped]
@@ -112,7 +112,7 @@ def _stays_in(session: Session) -> bool:
 
 
 def _may_be_over(session: Session) -> bool:
-    """Return whether ``session`` holds its memory without a right to it. It does if it idles or
+    """Return whether ``session`` occupies its room without a right to it. It does if it idles or
     its process is stopped. A runner may: see ``_is_over``. Without a gate, memory is not tried to
     be moved while its program runs or is stopped."""
     if session.want is NOTHING and not session.stopped:
@@ -134,22 +134,22 @@ def _in_the_way_of(st: State, waiter: Session, candidates: list[Session]) -> lis
     comes; nothing if it need not wait for them, or if their end would not help it."""
     if waiter.stopped or waiter.stuck or waiter.turn_ending:
         return []
-    holding = [session for session in candidates if _is_over(st, session, waiter)]
+    occupants = [session for session in candidates if _is_over(st, session, waiter)]
     needs_bytes = room.minimum_bytes(st, waiter, alone=True)
-    room_bytes = st.capacity_bytes - _stays_bytes(st, waiter, holding)
-    held_bytes = sum(session.resident_bytes for session in holding)
+    room_bytes = st.capacity_bytes - _stays_bytes(st, waiter, occupants)
+    occupied_bytes = sum(session.resident_bytes for session in occupants)
     if needs_bytes > room_bytes:
         return []
     found = []
-    for session in holding:
-        if needs_bytes <= room_bytes - held_bytes:
+    for session in occupants:
+        if needs_bytes <= room_bytes - occupied_bytes:
             break
         found.append(session)
-        held_bytes -= session.resident_bytes
+        occupied_bytes -= session.resident_bytes
     return found
 
 
-def _stays_bytes(st: State, waiter: Session, holding: list[Session]) -> int:
+def _stays_bytes(st: State, waiter: Session, occupants: list[Session]) -> int:
     """Return the memory of others that stays in the GPU for any other reason. The memory of runners
     does not count, because their turns end, unless they went past theirs and may not be ended."""
     return sum(
@@ -158,7 +158,7 @@ def _stays_bytes(st: State, waiter: Session, holding: list[Session]) -> int:
         if (other.want is not RUNNING or other.spared)
         and (other.problem is Notice.PAGE_OUT_REFUSED or other.stuck or must_stay(other))
         and other is not waiter
-        and other not in holding
+        and other not in occupants
     )
 
 

@@ -84,13 +84,14 @@ def _choose_mode(st: State) -> None:
 
 
 def _tend_misplaced(st: State) -> None:
-    """Resume sessions that are held without need, and suspend those that run though they were
+    """Resume sessions that are suspended without need, and suspend those that run though they were
     stopped (a restore that had hung has succeeded after all)."""
     for session in tuple(st.misplaced.values()):
-        held = session.residency is SUSPENDED
-        if session.may_not_come_yet(st.now_ns) if held else session.backoff_until_ns > st.now_ns:
+        suspended = session.residency is SUSPENDED
+        backs_off = session.backoff_until_ns > st.now_ns
+        if session.may_not_come_yet(st.now_ns) if suspended else backs_off:
             st.wake_at(session.backoff_until_ns)
-        elif held:
+        elif suspended:
             orders.resume(st, session, _why_resume(session))
         else:
             orders.suspend(st, session, "it is not its turn")

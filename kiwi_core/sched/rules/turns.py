@@ -262,14 +262,14 @@ def _stays(runner: Session) -> bool:
 
 def _makes_do(st: State, waiter: Session, room_bytes: int) -> bool:
     """Return whether ``waiter`` may run with ``room_bytes`` beside memory that has to stay, once
-    the runner is held. That is better than to wait for the end of the runner's burst.
+    the runner is suspended. That is better than to wait for the end of the runner's burst.
     """
     return room_bytes >= room.minimum_bytes(st, waiter, alone=st.holders == 1)
 
 
 def _growth_bytes(st: State) -> int:
     """Return what is reserved for the growth of runners and of sessions being suspended: it is
-    free once they are held."""
+    free once they are suspended."""
     growing = list(st.runners.values())
     if st.ops:
         growing += [s for s in st.ops.values() if s.op is not None and s.op.doing is SUSPENDING]
@@ -313,7 +313,7 @@ def thin_out(st: State) -> None:
         if may_ns > st.now_ns:
             st.wake_at(may_ns)
             continue
-        # Where system RAM is full or the session cannot be moved, holding it stops its growth.
+        # Where system RAM is full or the session cannot be moved, suspending it stops its growth.
         fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
         doing = PAGING_OUT if fits and not runner.unmovable else SUSPENDING
         orders.end_turn(st, runner, doing, "the runners no longer fit together")

@@ -6,7 +6,7 @@ and its memory moves while it idles, but it is never stopped in the middle of it
 lasts until its burst ends. A *stopped* process (Ctrl-Z, a frozen control group, a debugger) does
 nothing at all and does not answer driver calls. It takes no turn and keeps its place in the queue.
 The pager can continue a process that Ctrl-Z has stopped while it moves the memory. A process that
-a debugger or a freezer holds cannot be moved and stays where it is until it goes on.
+a debugger or a freezer has stopped cannot be moved and stays where it is until it goes on.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def stopped(st: State, event: ev.SessionStopped) -> None:
 
 
 def continued(st: State, event: ev.SessionContinued) -> None:
-    """Record that the process runs again. If its turn ended meanwhile, the settle pass holds it at
-    once. A session without a gate cannot be held: it gets the GPU again, beside its present
+    """Record that the process runs again. If its turn ended meanwhile, the settle pass suspends it
+    at once. A session without a gate cannot be suspended: it gets the GPU again, beside its present
     holders."""
     session = st.known(event.session)
     if session is None or not session.stopped:
@@ -79,7 +79,8 @@ def continued(st: State, event: ev.SessionContinued) -> None:
 
 def leave_those_that_stand(st: State) -> None:
     """End the turn of each stopped runner without a gate: the waiters go on, as far as they fit
-    beside it. A stopped runner with a gate is held at the end of its quantum like any other."""
+    beside it. A stopped runner with a gate is suspended at the end of its quantum, like any
+    other."""
     for runner in tuple(st.runners.values()):
         if runner.stopped and not runner.guarded:
             orders.leave_where_it_is(st, runner, f"it is {runner.stopped}, and others wait")

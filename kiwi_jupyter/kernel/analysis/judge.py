@@ -160,7 +160,7 @@ class Judge:
             return data.why_not_index(value, self.value)
         return self._holdings.why_not(value)
 
-    # --- containers and holders
+    # --- containers and wrappers
 
     def _sequence(self, value: Any) -> str | None:
         return data.why_not_elements(value, len(value), self.value)

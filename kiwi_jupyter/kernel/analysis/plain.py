@@ -81,11 +81,11 @@ class PlainChecker(Checker):
         module = _module_name(meaning)
         if module and self.libraries.is_plainly_gpu(".".join((module, *chain))):
             return _fault(line, name, f"{module.partition('.')[0]} uses the GPU")
-        why = self._leads(already_there(meaning, chain)) or self._holder(meaning, chain)
+        why = self._leads(already_there(meaning, chain)) or self._chain_base(meaning, chain)
         return None if why is None else _fault(line, name, why)
 
-    def _holder(self, meaning: Meaning, chain: Chain) -> str | None:
-        """Return the value of ``trainer`` in ``trainer.fit``, unless it is a module."""
+    def _chain_base(self, meaning: Meaning, chain: Chain) -> str | None:
+        """Judge the value of ``trainer`` in ``trainer.fit``, unless it is a module."""
         if not chain or not isinstance(meaning, Existing) or type(meaning.value) is ModuleType:
             return None
         return self._leads(meaning.value)

@@ -65,8 +65,7 @@ struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
             free(fresh);
         }
     }
-    /* Another thread is releasing the context: it usually stays, because a primary context has other holders.
-       */
+    /* Another thread is releasing the context: it usually stays, because others retain a primary context. */
     while (c && c->going) {
         pthread_cond_wait(&let_go, &kp_table_mu);
         c = find(handle);
