@@ -11,7 +11,7 @@
 
 The program prints JSON lines; the last one has the result. A round ends with a small copy to the
 host, as a training loop's ``loss.item()`` does, not with a bare synchronise, which kills a program
-that the driver has checkpointed (manners.py measures it).
+that the driver has checkpointed (quirks.py measures it).
 """
 
 from __future__ import annotations

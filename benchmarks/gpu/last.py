@@ -50,7 +50,7 @@ def full(stage: Stage) -> None:
                 target="within 64 MiB of alone", passed=found >= alone - 64 * MIB,
             )  # fmt: skip
     left = EMULATED_LEFT_BYTES if stage.emulated else LEFT_BYTES
-    hog = stage.spawn([sys.executable, str(HERE / "manners_target.py"), f"--hog={left}"])
+    hog = stage.spawn([sys.executable, str(HERE / "quirks_target.py"), f"--hog={left}"])
     try:
         hog.line(stage.left_s)
         for pager in reversed(PAGERS):  # the driver's checkpoint is the one with a margin to keep

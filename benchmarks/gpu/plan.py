@@ -20,7 +20,7 @@ FIRST = (
         "Does one checkpoint round trip keep every byte, library by library?", 20, 90,
     ),
     Part(
-        "manners", "manners:run",
+        "quirks", "quirks:run",
         "How does this driver behave, beside what others saw and what the emulator does?", 20, 140,
     ),
     Part(
@@ -69,7 +69,7 @@ THIRD = (
         "Is the last MiB of the GPU there for a program, and again later?", 20, 100,
     ),
     Part(
-        "manners_dangerous", "manners:run_dangerous",
+        "quirks_dangerous", "quirks:run_dangerous",
         "What kills, hangs or leaks on this driver?", 30, 150,
     ),
 )  # fmt: skip

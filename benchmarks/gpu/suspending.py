@@ -200,7 +200,7 @@ def under_a_daemon(stage: Stage, kinds: Sequence[str], seconds: float, way: Way)
     jobs = [Suspended(kind, kind, wanted=count) for kind in kinds]
     if len(jobs) < 2:
         jobs.append(Suspended("driver", "partner", wanted=count))
-    hog = stage.spawn([sys.executable, str(HERE / "manners_target.py"), f"--hog={leave}"])
+    hog = stage.spawn([sys.executable, str(HERE / "quirks_target.py"), f"--hog={leave}"])
     try:
         hog.line(within(stage, START_S))
         with daemon(stage, SET_UP_TQ_S, *SHORT_TURNS) as one:

@@ -1,4 +1,4 @@
-"""A target process (``manners_target.py``), for the probe that holds it."""
+"""A target process (``quirks_target.py``), for the probe that holds it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Target:
 
     def __init__(self, stage: Stage, *words: str) -> None:
         self.stage = stage
-        command = [sys.executable, str(HERE / "manners_target.py"), *words]
+        command = [sys.executable, str(HERE / "quirks_target.py"), *words]
         self.program: Program = stage.spawn(command, stage.env)
         self.pid = self.program.pid
         self.died = ""

@@ -1,7 +1,7 @@
 """Tests of a driver's behaviour towards programs that it holds, as far as a real GPU can decide.
 
 The emulated driver answers as its profile says. On a real GPU a test passes on each answer that was
-seen elsewhere or does less harm, and fails on any other. ``benchmarks/gpu/manners.py`` has more
+seen elsewhere or does less harm, and fails on any other. ``benchmarks/gpu/quirks.py`` has more
 cases.
 """
 

@@ -96,7 +96,7 @@ def test_the_safe_sets_have_time_for_all_their_parts(script):
         limits = sorted(one.limit_s for one in plan.SETS[name])
         assert sum(limits[:-1]) + plan.FACTS.limit_s < 570, name
     safe = [one.name for one in plan.FIRST + plan.SECOND]
-    assert not {"manners_dangerous", "killed", "synchronise", "conformance"} & set(safe)
+    assert not {"quirks_dangerous", "killed", "synchronise", "conformance"} & set(safe)
 
 
 def test_the_readme_names_every_part_with_its_limit(script):

@@ -1,8 +1,8 @@
-"""Behaviour of NVIDIA's driver in other people's runs, for the probes of ``manners.py``.
+"""Behaviour of NVIDIA's driver in other people's runs, for the probes of ``quirks.py``.
 
 Collected in November 2026 from public sources. G is VivianSobers/gpunap (RTX 4090, drivers 580.178
 and 595.84, proprietary module), N#n is NVIDIA/cuda-checkpoint issue n. Nobody else has reported
-behaviour that is not here; Kiwi's own run is ``manners_h200.json``. The table is only for
+behaviour that is not here; Kiwi's own run is ``quirks_h200.json``. The table is only for
 comparison; nothing depends on it.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callers import CALL_S, SHORT_S, Caller
-from manners_states import STATES
+from quirks_states import STATES
 from stage import GIB, MIB
 from targets import target
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from callers import Answer
-    from manners_book import Book
+    from quirks_book import Book
     from stage import Stage
     from targets import Target
 

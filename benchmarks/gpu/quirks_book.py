@@ -1,4 +1,4 @@
-"""The record of the answers of ``manners.py``: a row each, and a table that compares drivers."""
+"""The record of the answers of ``quirks.py``: a row each, and a table that compares drivers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from callers import HERE, RESERVE_S
-from manners_known import KNOWN
+from quirks_known import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from callers import Caller
     from stage import Stage
 
-EMULATOR_FILE = HERE / "manners_emulator.json"
+EMULATOR_FILE = HERE / "quirks_emulator.json"
 """The emulator's answers, by row: an emulated run writes the same file into its results."""
 
-MEASURED_FILE = HERE / "manners_h200.json"
+MEASURED_FILE = HERE / "quirks_h200.json"
 """The answers of Kiwi's own run on an H200 with driver 580.159.04 and the open kernel module
-(26 November 2026, in a virtual machine), by row: its ``manners.json``."""
+(26 November 2026, in a virtual machine), by row: its ``quirks.json``."""
 
 _HEAD = """# How this driver behaves
 
@@ -66,7 +66,7 @@ class Book:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self._emulator, self._measured = emulator_answers(), measured_answers()
-        self._file = stage.folder / "manners.json"
+        self._file = stage.folder / "quirks.json"
         self.answers: dict[str, str] = (
             json.loads(self._file.read_text()) if self._file.exists() else {}
         )
@@ -132,7 +132,7 @@ class Book:
     def write(self) -> None:
         self._file.write_text(json.dumps(self.answers, indent=1) + "\n")
         lines = [self._line(name) for name in self.answers]
-        (self.stage.folder / "manners.md").write_text(_HEAD + "".join(lines))
+        (self.stage.folder / "quirks.md").write_text(_HEAD + "".join(lines))
         if self.stage.emulated:
             answers = {name: plain(answer) for name, answer in self.answers.items()}
             text = json.dumps(answers, indent=1, sort_keys=True) + "\n"

@@ -12,7 +12,7 @@ from targets import Target, target
 
 if TYPE_CHECKING:
     from callers import Caller
-    from manners_book import Book
+    from quirks_book import Book
 
 STATES = {0: "RUNNING", 1: "LOCKED", 2: "CHECKPOINTED", 3: "FAILED", 4: "4", 5: "5"}
 

@@ -9,13 +9,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from callers import CALL_S, HERE, SHORT_S, START_S, Caller, within
-from manners_moves import nvml
-from manners_states import STATES
+from quirks_moves import nvml
+from quirks_states import STATES
 from stage import GIB, MIB
 from targets import CHECKPOINTED, LOCKED, QUIET_S, Target, hold, let_go, target, targets
 
 if TYPE_CHECKING:
-    from manners_book import Book
+    from quirks_book import Book
 
 STOPPED_S = 3.0
 """Limit of calls about a stopped process; the lock has its own limit of one second."""
@@ -161,7 +161,7 @@ def failed_restore(book: Book, caller: Caller) -> None:
 
 def _without_room(book: Book, caller: Caller, victim: Target, size: int) -> None:
     stage, free = caller.stage, _free(caller)
-    words = [sys.executable, str(HERE / "manners_target.py"), f"--hog={size // 2}"]
+    words = [sys.executable, str(HERE / "quirks_target.py"), f"--hog={size // 2}"]
     hog = stage.spawn(words, stage.env)
     try:
         hog.line(within(stage, START_S))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from callers import Caller
-    from manners_book import Book
+    from quirks_book import Book
 
 HARMLESS = (
     "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemAlloc", "cuMemFree", "cuMemGetInfo", "cuMemsetD32",

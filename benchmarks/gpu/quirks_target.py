@@ -1,9 +1,9 @@
 """A CUDA program whose next call is chosen from outside: the target of the probes of
-``manners.py``.
+``quirks.py``.
 
-    manners_target.py [--bytes N]      holds N bytes of noise, then obeys
-    manners_target.py --hog N          takes all free GPU memory but N bytes, until its input ends
-    manners_target.py --zombie         starts a CUDA program that ends, and never waits for it
+    quirks_target.py [--bytes N]      holds N bytes of noise, then obeys
+    quirks_target.py --hog N          takes all free GPU memory but N bytes, until its input ends
+    quirks_target.py --zombie         starts a CUDA program that ends, and never waits for it
 
 Each line of its input names a call of ``Calls``; the answer is a JSON line with the driver's code.
 The program may be killed, stopped, or die of a call at any time.

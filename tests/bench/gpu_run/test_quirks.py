@@ -1,4 +1,4 @@
-"""Tests of the probes of a driver's manners: on the emulated driver, on one that hangs, and with a
+"""Tests of the probes of a driver's quirks: on the emulated driver, on one that hangs, and with a
 target that dies."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from kiwi_core import emulator
 
 @pytest.fixture
 def book(part, stage):
-    return part("manners_book").Book(stage)
+    return part("quirks_book").Book(stage)
 
 
 @pytest.fixture
 def _patient(part, monkeypatch):
     """Set the time after which a call counts as waiting: a busy machine may delay the answer of one
     that returns at once."""
-    monkeypatch.setattr(part("manners_calls"), "QUIET_S", 5.0)
+    monkeypatch.setattr(part("quirks_calls"), "QUIET_S", 5.0)
 
 
 def answers(stage):
@@ -30,30 +30,30 @@ def answers(stage):
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("_patient")
 def test_the_safe_probes_say_of_the_emulator_what_the_table_says(stage, part, monkeypatch):
-    calls = part("manners_calls")
+    calls = part("quirks_calls")
     monkeypatch.setattr(calls, "HARMLESS", ("cuMemcpyDtoH", "cuMemFree", "read_pinned"))
     monkeypatch.setattr(calls, "DEADLY", ("cuEventQuery", "cuCtxSynchronize"))
     emulator.set_driver(stage.state, "worst")
-    part("manners").run(stage)
+    part("quirks").run(stage)
     assert not [name for name in stage.rows if name.startswith("group.")]
     compared = [row for row in stage.rows.values() if "as_the_emulator" in row]
     other = [row for row in compared if row["as_the_emulator"] != "same"]
     assert len(compared) > 30
-    assert not other, "an emulated run of the part writes manners_emulator.json: copy it"
-    table = (stage.folder / "manners.md").read_text()
+    assert not other, "an emulated run of the part writes quirks_emulator.json: copy it"
+    table = (stage.folder / "quirks.md").read_text()
     assert all(name in table for name in answers(stage) if name.startswith("state."))
     assert "| SIGSEGV [G, 580 and 595] |" in table
     assert f"as the emulator: {len(compared)} same, 0 different" in stage.rows["compared"]["value"]
 
 
 def test_every_row_of_the_table_is_the_name_of_a_probe(part):
-    known = part("manners_known").KNOWN
-    asked = part("manners_book").emulator_answers()
+    known = part("quirks_known").KNOWN
+    asked = part("quirks_book").emulator_answers()
     assert not set(known) - set(asked)
 
 
 def test_the_emulator_at_its_worst_answers_as_others_saw(part):
-    book, known = part("manners_book"), part("manners_known")
+    book, known = part("quirks_book"), part("quirks_known")
     asked = book.emulator_answers()
     other = {
         name
@@ -64,7 +64,7 @@ def test_the_emulator_at_its_worst_answers_as_others_saw(part):
 
 
 def test_the_emulator_at_its_worst_answers_as_a_real_gpu_did(part):
-    book, known = part("manners_book"), part("manners_known")
+    book, known = part("quirks_book"), part("quirks_known")
     asked, measured = book.emulator_answers(), book.measured_answers()
     assert len(measured) > 80
     assert not set(measured) - set(asked), "rows without a probe"
@@ -75,7 +75,7 @@ def test_the_emulator_at_its_worst_answers_as_a_real_gpu_did(part):
 
 
 def test_a_call_that_hangs_is_a_row_and_the_next_probes_run(stage, part, book, monkeypatch):
-    states = part("manners_states")
+    states = part("quirks_states")
     emulator.Faults(stage.state).set("hang", operation="restore")
     with monkeypatch.context() as patch:
         patch.setattr(states, "CALL_S", 5.0)
@@ -92,7 +92,7 @@ def test_a_call_that_hangs_is_a_row_and_the_next_probes_run(stage, part, book, m
 
 @pytest.mark.usefixtures("_patient")
 def test_a_target_that_dies_of_a_call_is_a_row_and_is_replaced(stage, part, book, monkeypatch):
-    calls = part("manners_calls")
+    calls = part("quirks_calls")
     monkeypatch.setattr(calls, "DEADLY", ("crash", "cuMemGetInfo"))
     book.group("deadly_calls", 5, calls.deadly_calls)
     said = answers(stage)
@@ -103,7 +103,7 @@ def test_a_target_that_dies_of_a_call_is_a_row_and_is_replaced(stage, part, book
 
 
 def test_stopped_processes_and_a_failed_restore(stage, part, book, monkeypatch):
-    ends = part("manners_ends")
+    ends = part("quirks_ends")
     # this profile does not say whether a caller's calls wait in turn
     emulator.set_driver(stage.state, "580")
     monkeypatch.setattr(ends, "STOPPED_S", 0.7)
@@ -129,6 +129,4 @@ def test_a_group_that_breaks_off_costs_the_others_nothing(stage, part, book):
     assert "NVML is gone" in said["group.memory"]
     assert "left out" in said["group.signals"]
     assert stage.rows["exit.while_locked"]["as_the_emulator"] == "different"
-    assert json.loads((stage.folder / "manners.json").read_text()) == {
-        "exit.while_locked": "exit 1"
-    }
+    assert json.loads((stage.folder / "quirks.json").read_text()) == {"exit.while_locked": "exit 1"}
