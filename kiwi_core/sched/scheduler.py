@@ -197,7 +197,7 @@ class Scheduler:
         known = self._st.sessions.get(session)
         return known is not None and arrivals.may_release(known)
 
-    def moves_out(self, session: SessionId) -> bool:
+    def out_or_moving(self, session: SessionId) -> bool:
         """Return whether ``session`` has no memory in the GPU, or is in an operation."""
         known = self._st.sessions.get(session)
         return known is None or known.op is not None or not known.resident_bytes

@@ -115,7 +115,7 @@ def _one_out(**settings: object) -> Scheduler:
     (order,) = scheduler.handle(ev.ReleaseRequested(session=A), 3)
     assert isinstance(order, PageOut)
     assert scheduler.may_release(A), "asked again while it goes out: that is all right"
-    assert scheduler.moves_out(A)
+    assert scheduler.out_or_moving(A)
     scheduler.handle(ev.PagedOut(op=order.op, moved_bytes=GIB, elapsed_ns=1), 4)
     return scheduler
 
@@ -123,17 +123,17 @@ def _one_out(**settings: object) -> Scheduler:
 def test_when_a_session_may_be_released_and_when_that_has_an_effect() -> None:
     scheduler = _one_out()
     assert scheduler.may_release(A)
-    assert scheduler.moves_out(A)
+    assert scheduler.out_or_moving(A)
     scheduler.handle(ev.LeaseRequested(session=A, burst=1), 5)
     assert not scheduler.may_release(A)
     assert not scheduler.may_release(NOBODY)
-    assert scheduler.moves_out(NOBODY)
+    assert scheduler.out_or_moving(NOBODY)
     scheduler = Scheduler(8 * GIB, host_budget_bytes=0, checks=True)
     scheduler.handle(ev.SessionJoined(session=A), 1)
     scheduler.handle(ev.MemoryObserved(free_bytes=7 * GIB, resident_bytes={A: GIB}), 2)
     scheduler.handle(ev.ReleaseRequested(session=A), 3)
     assert scheduler.may_release(A)
-    assert not scheduler.moves_out(A), "system RAM has no room for it"
+    assert not scheduler.out_or_moving(A), "system RAM has no room for it"
 
 
 def test_why_a_hint_leads_to_nothing() -> None:

@@ -146,7 +146,7 @@ class Core:
                 answer(_IN_BURST)
                 return
             self.feed(ev.ReleaseRequested(session=record.id))
-            answer(None if self.scheduler.moves_out(record.id) else _NO_HOST_MEMORY)
+            answer(None if self.scheduler.out_or_moving(record.id) else _NO_HOST_MEMORY)
 
         self.observer.after_a_look(record.target, feed)
 
