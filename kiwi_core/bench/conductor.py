@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kiwi_core import __version__, config
 from kiwi_core.bench import machine, plan
@@ -53,21 +53,12 @@ class BenchOptions(NamedTuple):
     beside_others: bool = False
 
 
-class BenchListener(Protocol):
-    """Gets the progress; the command line shows it."""
-
-    def begins(self, bench: Bench) -> None:
-        """The bench knows what it uses; it has measured nothing yet."""
-        ...
-
-    def step(self, title: str) -> None: ...
-
-
 @dataclass
 class Bench:
-    """One run: the place of its processes, what it may use, and its results so far."""
+    """One run: the place of its processes, what it may use, and its results so far. ``say`` shows
+    the user the title of what begins."""
 
-    listener: BenchListener
+    say: Callable[[str], None]
     options: BenchOptions
     directory: Path
     stage: BenchWorker
@@ -100,7 +91,7 @@ class Bench:
         try:
             if self.left_s < needs_s:
                 raise KiwiError("no-time", "The bench's time was over.")
-            self.listener.step(title)
+            self.say(title)
             yield
         except KiwiError as error:
             self.left_out.append(Left(name, title, str(error), failed=True))
@@ -123,17 +114,23 @@ class Bench:
         return None
 
 
-def run(options: BenchOptions, backends: Sequence[Backend], listener: BenchListener) -> Report:
-    """Run the whole bench. Raises ``KiwiError`` if nothing can be measured. Every process that was
-    started ends, also after an error."""
+def run(
+    options: BenchOptions,
+    backends: Sequence[Backend],
+    say: Callable[[str], None],
+    begins: Callable[[Bench], None],
+) -> Report:
+    """Run the whole bench. ``begins`` is called when it knows what it uses, before it measures.
+    Raises ``KiwiError`` if nothing can be measured. Every process that was started ends, also after
+    an error."""
     from kiwi_core.bench import distance, limits, remedies
 
     with ExitStack() as stack:
-        listener.step("libraries")
+        say("libraries")
         why_not = {backend.name: backend.why_not() for backend in backends}
-        bench = _set_up(options, listener, stack)
+        bench = _set_up(options, say, stack)
         bench.patience = bench.patience.shared(sum(not reason for reason in why_not.values()))
-        listener.begins(bench)
+        begins(bench)
         limits.measure(bench)
         distance.measure(bench, backends, why_not)
         for_this = [] if bench.emulated else remedies.of(bench, backends)
@@ -157,19 +154,19 @@ def run(options: BenchOptions, backends: Sequence[Backend], listener: BenchListe
 # --- setting up ---------------------------------------------------------------------------------
 
 
-def _set_up(options: BenchOptions, listener: BenchListener, stack: ExitStack) -> Bench:
+def _set_up(options: BenchOptions, say: Callable[[str], None], stack: ExitStack) -> Bench:
     began_s = time.monotonic()
     env = {name: value for name, value in os.environ.items() if name not in _OURS}
     stage = stack.enter_context(BenchWorker("stage", env))
     directory = Path(stage.ask("directory"))
     if options.emulate is not None:
-        listener.step("emulated driver")
+        say("emulated driver")
         # The first use compiles it; a compiler that must first compile itself takes minutes.
         args = {"sizes": options.emulate, "copy_bytes_per_s": options.copy_bytes_per_s}
         env |= stage.ask("emulate", 400.0, **args)
         began_s = time.monotonic()
     with BenchWorker("look", env, directory / LOG) as looker:
-        listener.step("looking at the GPUs")
+        say("looking at the GPUs")
         gpu = _chosen(_gpus(looker), options.gpu)
         used = looker.ask("memory", uuid=gpu.uuid)
     others = _others(used, gpu, options)
@@ -177,7 +174,7 @@ def _set_up(options: BenchOptions, listener: BenchListener, stack: ExitStack) ->
     plan.check(room)
     env |= {ENV_VISIBLE: gpu.uuid, config.ENV_SOCKET_DIR: str(directory)}
     return Bench(
-        listener, options, directory, stage, env, gpu, room, others,
+        say, options, directory, stage, env, gpu, room, others,
         plan.EMULATED if options.emulate is not None else plan.TimeLimits(), began_s,
     )  # fmt: skip
 

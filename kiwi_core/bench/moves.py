@@ -59,7 +59,7 @@ def page(bench: Bench, backend: Backend, socket: str) -> Paged | None:
         first = there_and_back(program)
         _drop(program)
         size = plan.paged_bytes(bench.room, _s_per_byte([first], first_bytes), bench.patience)
-        bench.listener.step(f"page-out and page-in, {backend.name}, {format_bytes(size)}")
+        bench.say(f"page-out and page-in, {backend.name}, {format_bytes(size)}")
         pinned_bytes = hold(bench, program, size)
         rounds = [there_and_back(program) for _ in range(_ROUNDS)]
         _drop(program)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kiwi_core.errors import KiwiError
 
@@ -24,16 +24,9 @@ ROLES: Final = {
     "echo": "kiwi_core.bench.work.echo:Echo",
     "stage": "kiwi_core.bench.work.stage:Stage",
 }
-
-
-class WorkerRole(Protocol):
-    ENDS_WITHIN_S: float
-    """Time limit of ``close``; after that the process ends without it. In a process that is held or
-    paged out, driver calls wait, and nobody may be left to bring it back."""
-
-    def close(self) -> None:
-        """Free everything. Called once, also after errors."""
-        ...
+"""The class of each role. Its ``close`` frees everything, also after errors. That may take
+``ENDS_WITHIN_S``; then the process ends without it. In a process that is suspended or paged out,
+driver calls wait, and nobody may be left to bring it back."""
 
 
 def main() -> int:
@@ -42,7 +35,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries must not look like an answer
     module, _, name = ROLES[sys.argv[1]].partition(":")
-    role: WorkerRole = getattr(import_module(module), name)()
+    role = getattr(import_module(module), name)()
     try:
         for line in sys.stdin:
             print(json.dumps(_obey(role, json.loads(line))), file=answers, flush=True)
@@ -55,7 +48,7 @@ def main() -> int:
     os._exit(0)  # a thread that hangs in the driver must not keep the process
 
 
-def _obey(role: WorkerRole, order: dict[str, Any]) -> dict[str, Any]:
+def _obey(role: object, order: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"value": getattr(role, order["call"])(**order["args"])}
     except KiwiError as error:

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             shown = sys.stderr if args.json == "-" else sys.stdout
             progress = _Progress(shown)
             try:
-                report = conductor.run(options, BACKENDS, progress)
+                report = conductor.run(options, BACKENDS, progress.step, progress.begins)
             finally:
                 progress.ends()
             write(to_json(report))

@@ -42,68 +42,30 @@ class TurnSettings:
 
 
 class PolicyContext(Protocol):
-    """The part of the scheduler's ``State`` that a policy may read."""
+    """The part of the scheduler's ``State`` that a policy may read; ``State`` says what each is."""
 
     @property
     def now_ns(self) -> int: ...
-
     @property
-    def wake_ns(self) -> int | None:
-        """When the settle pass runs again even if nothing happens, as far as is known by now."""
-        ...
-
+    def wake_ns(self) -> int | None: ...
     @property
     def turn_settings(self) -> TurnSettings: ...
-
     @property
-    def queue(self) -> Mapping[SessionId, Session]:
-        """The waiters in order of arrival. A session that was stopped in mid-burst arrived when
-        it was stopped."""
-        ...
-
+    def queue(self) -> Mapping[SessionId, Session]: ...
     @property
-    def waiting_in(self) -> Mapping[SessionId, Session]:
-        """The waiters in the queue whose memory is in the GPU, in no particular order."""
-        ...
-
+    def waiting_in(self) -> Mapping[SessionId, Session]: ...
     @property
-    def runners(self) -> Mapping[SessionId, Session]:
-        """The sessions that hold the lease and are not being stopped."""
-        ...
-
+    def runners(self) -> Mapping[SessionId, Session]: ...
     @property
-    def active(self) -> int:
-        """The number of sessions that wait or run."""
-        ...
-
-    def rivals(self, session: Session) -> int:
-        """Return how many turns of others may come before a turn of ``session``. This is the number
-        of other sessions that wait or run. If its owner has k of them, it is k turns of each owner
-        less one, if that is more."""
-        ...
-
+    def active(self) -> int: ...
     @property
-    def usage(self) -> RecentUsage:
-        """Return how much GPU time each session has had lately."""
-        ...
+    def usage(self) -> RecentUsage: ...
 
-    def swap_floor_ns(self, session: Session) -> int:
-        """Return how long ``session`` runs at least for what its swap costs; 0 where nothing has to
-        move."""
-        ...
-
-    def moving_ns(self, session: Session) -> int:
-        """Return the time to page ``session`` out and in again, whether or not it has to move."""
-        ...
-
-    def fit_together(self, one: Session, other: Session) -> bool:
-        """Return whether both needs fit into the GPU if all other sessions are paged out."""
-        ...
-
-    def typical_swap_ns(self) -> int:
-        """Return the time to page a session of the mean size of those that wait or run out and in
-        again; 0 where nothing has to move."""
-        ...
+    def rivals(self, session: Session) -> int: ...
+    def swap_floor_ns(self, session: Session) -> int: ...
+    def moving_ns(self, session: Session) -> int: ...
+    def fit_together(self, one: Session, other: Session) -> bool: ...
+    def typical_swap_ns(self) -> int: ...
 
 
 class Policy:

@@ -61,7 +61,8 @@ class State(Derived):
     sessions: dict[SessionId, Session] = field(default_factory=dict)
     """All sessions by id, including those that are gone but not yet forgotten."""
     queue: OrderedDict[SessionId, Session] = field(default_factory=OrderedDict)
-    """The sessions that wait, in order of arrival."""
+    """The sessions that wait, in order of arrival. A session that was suspended in mid-burst
+    arrived when it was suspended."""
     kept_out: dict[SessionId, Session] = field(default_factory=dict)
     """The sessions that are to stay out of the GPU, whatever they want, in the order in which this
     was requested. None of them is in the queue."""
@@ -355,7 +356,9 @@ class State(Derived):
         return one.need_bytes + other.need_bytes + self.margin_bytes <= self.capacity_bytes
 
     def rivals(self, session: Session) -> int:
-        """Return how many turns of others may come before a turn of ``session``."""
+        """Return how many turns of others may come before a turn of ``session``. This is the number
+        of other sessions that wait or run. If its owner has k of them, it is k turns of each owner
+        less one, if that is more."""
         owners = self.usage.owners
         return max(self.active, len(owners) * owners.get(session.owner, 1)) - 1
 
