@@ -470,7 +470,7 @@ class GpuDaemon:
     async def _leave(self) -> None:
         self._leaving = self._orphans.closed = self._ending.closed = True
         self._core.subscribers.remove(self._roster)  # meanwhile the file keeps the earlier state
-        self._router.close_all(but_held=True)
+        self._router.close_all(but_not_free=True)
         left = await everybody_back(self._core, self._pager, self._registry, self._config)
         for session, why in left.items():
             self._sessions.notify_left_out(session, why)

@@ -74,15 +74,15 @@ class Router:
     def turned_away(self, code: str) -> None:
         self.connections.ended[code] += 1
 
-    def close_all(self, *, but_held: bool = False) -> None:
+    def close_all(self, *, but_not_free: bool = False) -> None:
         """Close the connections and take no more events from them: the daemon is ending.
-        ``but_held``: keep the sessions whose memory must still come back (they get a notice if it
-        cannot) and the libraries that bring it back.
+        ``but_not_free``: keep the sessions whose memory must still come back (they get a notice if
+        it cannot) and the libraries that bring it back.
         """
         self.closing = True
         kept: set[Connection] = set()
-        if but_held:
-            kept = self.sessions.held() | self.links.connections()
+        if but_not_free:
+            kept = self.sessions.not_free() | self.links.connections()
         self.connections.close(but=kept)
 
     # --- what the router answers itself -----------------------------------------------------------

@@ -98,7 +98,7 @@ def _check_session(st: State, s: Session) -> None:
 
 def _stretch_of(session: Session) -> HistoryKind | None:
     """Return whether ``session`` holds the lease, waits or is suspended. A session that is being
-    stopped still holds; a session that leaves waits for no turn."""
+    suspended still holds; a session that leaves waits for no turn."""
     if session.want is Want.RUNNING or session.turn_ending:
         return HistoryKind.HELD
     if session.want is Want.QUEUED and not session.leaving:

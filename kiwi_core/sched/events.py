@@ -75,7 +75,8 @@ class EndRefused(_Event, frozen=True, kw_only=True):
 
 class GuardChanged(_Event, frozen=True, kw_only=True):
     """``guarded`` is whether all processes of the session that use the GPU have Kiwi's gate before
-    the driver (true until this event). Without the gate the session is never stopped in mid-burst.
+    the driver (true until this event). Without the gate the session is never suspended in
+    mid-burst.
     """
 
     session: SessionId

@@ -30,7 +30,7 @@ class SessionView:
     lingering: bool
     priority: Priority
     guarded: bool
-    """Whether it has a gate. Without one it is not stopped in mid-burst, and others wait."""
+    """Whether it has a gate. Without one it is not suspended in mid-burst, and others wait."""
     stopped: str
     """Why its process does not run at all; "": it runs."""
     kept_out: str
@@ -41,7 +41,8 @@ class SessionView:
     """The most GPU memory it held in its last bursts; ``None`` while its needs are unknown."""
     time_left_ns: int | None
     """The longest time until it makes way for the first waiter (without one, until its quantum
-    ends); ``None`` unless it holds the lease and can be stopped. 0: it runs until another asks."""
+    ends); ``None`` unless it holds the lease and can be suspended. 0: it runs until another
+    asks."""
     keeps_ns: int | None
     """How long at most it keeps its place from a waiter in case its next cell comes; ``None``: it
     keeps none, or nobody needs it."""

@@ -1,9 +1,9 @@
 """Observe the memory of the GPU and of the sessions at intervals, and report it as events.
 
 Looks are frequent while somebody runs or waits, immediate if a decision depends on them (a burst
-ended, a process was held), and rare when all is quiet. NVML and the driver may be slow, and so may
-the answer about one process. An answer that does not come in time is left out and shows up as an
-error in the status; that process is not asked again before it has answered.
+ended, a process was suspended), and rare when all is quiet. NVML and the driver may be slow, and so
+may the answer about one process. An answer that does not come in time is left out and shows up as
+an error in the status; that process is not asked again before it has answered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUIET_INTERVAL_S = 5.0
 """Interval of looks at all sessions: programs outside Kiwi come and go, idle ones hardly change."""
 
 LOOSE_INTERVAL_S = 0.1
-"""Interval of looks at a process that must wait but cannot be held yet. Before the process can
+"""Interval of looks at a process that must wait but cannot be suspended yet. Before the process can
 allocate, the driver has to make its context, which takes about as long.
 """
 

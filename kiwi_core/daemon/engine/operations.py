@@ -135,18 +135,18 @@ class OperationRunner:
         return event
 
     async def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
-        """Add the GPU memory of the held process; it cannot change while it is held."""
+        """Add the GPU memory of the suspended process, which cannot change."""
         try:
             seen = await self._pager.observe(target)
         except KiwiError as error:
-            log.warning("held, but its memory cannot be read", why=str(error))
+            log.warning("suspended, but its memory cannot be read", why=str(error))
             return event
         return replace(event, resident_bytes=seen.resident_bytes)
 
     async def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
         """Add whether the session is out. A daemon may be killed in the middle of a checkpoint
-        call. If the call takes effect after its successor has seen the process held, the process is
-        out, and no resume can succeed."""
+        call. If the call takes effect after its successor has seen the process suspended, the
+        process is out, and no resume can succeed."""
         try:
             seen = await self._pager.observe(target)
         except KiwiError as error:

@@ -1,8 +1,9 @@
 """The sessions of a daemon, on disk, for its successor after a crash.
 
-It is written before memory moves out or a process is held (the successor must find an interrupted
-operation) and soon after anything else changes. It says *which processes to ask about*; the driver
-says their state. So a move back waits for no write: what is out or held is in the file already.
+It is written before memory moves out or a process is suspended (the successor must find an
+interrupted operation) and soon after anything else changes. It says *which processes to ask about*;
+the driver says their state. So a move back waits for no write: what is out or suspended is in the
+file already.
 """
 
 from __future__ import annotations
@@ -165,8 +166,8 @@ class RosterFile:
 
 
 class RosterSaver:
-    """Writes the roster before anything goes out or is held, and soon after anything else changed.
-    ``gather`` returns the current state."""
+    """Writes the roster before anything goes out or is suspended, and soon after anything else
+    changed. ``gather`` returns the current state."""
 
     def __init__(self, file: RosterFile, gather: Callable[[], Roster]) -> None:
         self._file = file

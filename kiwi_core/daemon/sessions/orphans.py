@@ -1,8 +1,9 @@
 """Release the processes that a session leaves behind when it ends.
 
 Those that have the preloaded library become sessions of their own (``LinkHandler.orphaned``).
-Others cannot ask for anything: a kernel that is killed while the driver holds it may leave a child
-that is held, too. It also handles a session that leaves Kiwi with its gate shut by a failed move.
+Others cannot ask for anything: a kernel that is killed while the driver has it locked may leave a
+child that is locked, too. It also handles a session that leaves Kiwi with its gate shut by a failed
+move.
 """
 
 from __future__ import annotations

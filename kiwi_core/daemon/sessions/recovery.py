@@ -1,7 +1,7 @@
 """Recovery after a crash: ask the driver for the state of each process in the old roster.
 
 A remembered flag is not evidence. The roster only says whom to ask, and which burst a process was
-in. What is held or paged out comes back in its turn, through the scheduler.
+in. What is suspended or paged out comes back in its turn, through the scheduler.
 """
 
 from __future__ import annotations

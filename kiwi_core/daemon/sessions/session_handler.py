@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links.guards import Guards
     from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
+    from kiwi_core.daemon.sessions.link_handler import LinkHandler
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.states import Priority
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_HELD = (
+_NOT_FREE = (
     SessionState.SUSPENDED,
     SessionState.PAGING_OUT,
     SessionState.PAGED_OUT,
@@ -44,16 +45,6 @@ _HELD = (
 DISCONNECTED_GRACE_S = 10.0
 """A living process may lose its connection and come back (an exec, a frozen thread). After this its
 burst counts as over, and it leaves Kiwi."""
-
-
-class LinkedLibraries(Protocol):
-    """The preloaded libraries of programs."""
-
-    def joined(self, record: SessionRecord) -> None:
-        """Give the new session the libraries that belong to it."""
-
-    def has_connected_library(self, record: SessionRecord) -> bool:
-        """Return whether a library of a process of the session is connected."""
 
 
 class SessionHandler:
@@ -75,7 +66,7 @@ class SessionHandler:
         self.expected = expected
         self._leaving: dict[SessionRecord, Connection | None] = {}
         self.places = QueuePlaces(places, self._request_lease)
-        self.libraries: LinkedLibraries
+        self.libraries: LinkHandler
         self.guards: Guards
         self.has_left: Callable[[Target], None]
         """Called with a session that has left Kiwi and lives on."""
@@ -164,9 +155,10 @@ class SessionHandler:
             self._withdraw(record)
         self.expect_back(record)
 
-    def held(self) -> set[Connection]:
-        """Return the connections of sessions whose memory is held, out, or on its way."""
-        return {m.connection for m in self._registry if m.connection and self._is_held(m)}
+    def not_free(self) -> set[Connection]:
+        """Return the connections of sessions that are suspended, or whose memory is out or on its
+        way."""
+        return {m.connection for m in self._registry if m.connection and self._is_not_free(m)}
 
     # --- joining --------------------------------------------------------------------------------
 
@@ -280,8 +272,8 @@ class SessionHandler:
         self._core.feed(ev.SessionDetached(session=record.id))
 
     def _gone_silent(self, record: SessionRecord) -> None:
-        if self._is_held(record):
-            # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
+        if self._is_not_free(record):
+            # It cannot answer: it waits in the driver, perhaps with the interpreter's lock.
             self.expect_back(record)
             return
         if record in self._leaving or self.libraries.has_connected_library(record):
@@ -289,8 +281,8 @@ class SessionHandler:
         log.info("session did not come back", session=record.id, pid=record.ref.pid)
         self.dismiss(record)
 
-    def _is_held(self, record: SessionRecord) -> bool:
-        return self._core.scheduler.state_of(record.id) in _HELD
+    def _is_not_free(self, record: SessionRecord) -> bool:
+        return self._core.scheduler.state_of(record.id) in _NOT_FREE
 
     def notify_left_out(self, session: SessionId, why: str) -> None:
         record = self._registry.get(session)

@@ -1,4 +1,4 @@
-"""Page in what is held or out before a daemon ends, as far as there is room.
+"""Page in what is suspended or out before a daemon ends, as far as there is room.
 
 The driver says which sessions these are: the scheduler is not needed any more.
 """
@@ -50,8 +50,8 @@ NO_ANSWER = "the driver did not answer in time"
 async def everybody_back(
     core: Core, pager: Pager, registry: SessionRegistry, config: Config
 ) -> dict[SessionId, str]:
-    """Page in everybody who is held or out, as far as there is room. Return the sessions that had
-    to stay out, with the reason."""
+    """Page in everybody who is suspended or out, as far as there is room. Return the sessions
+    that had to stay out, with the reason."""
     core.wind_down()
     out_bytes = sum(pager.export_footprints().values())
     slowly_s = out_bytes / config.operation_deadline_bytes_per_s

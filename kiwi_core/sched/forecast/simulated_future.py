@@ -248,7 +248,7 @@ class SimulatedFuture:
                 session.try_not_before(NEVER_NS)
 
     def _try_runners_again(self) -> None:
-        """Try again to stop runners: a session has gone, so they may be held where they are."""
+        """Try again to suspend runners: a session has gone, so they may stay where they are."""
         for runner in self._st.runners.values():
             if runner.cramped_ns >= 0:
                 runner.try_not_before(self._now_ns)

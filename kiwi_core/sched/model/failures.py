@@ -24,7 +24,7 @@ class Failures:
     """Its last refusal was that work in the GPU must end first: it is tried again soon."""
     unmovable: bool = False
     """The driver cannot move its memory, or must not: during this burst its program is not
-    stopped for a page-out again."""
+    suspended for a page-out again."""
     fixed: bool = False
     """Its memory could not be moved since its process was stopped. It is not tried again before
     the process goes on."""

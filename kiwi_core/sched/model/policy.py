@@ -78,8 +78,8 @@ class Policy:
     summary: ClassVar[str]
     """What the policy does, in a few words for users."""
     overtakes: ClassVar[bool] = False
-    """Whether newcomers go before a burst that was stopped and waits to go on. Newcomers cannot be
-    foreseen, so such waits are shown as an upper bound."""
+    """Whether newcomers go before a burst that was suspended and waits to go on. Newcomers cannot
+    be foreseen, so such waits are shown as an upper bound."""
 
     def bound_ns(self, turn_settings: TurnSettings, others: int, swap_ns: int) -> int | None:  # noqa: ARG002
         """Return the longest wait of a session while ``others`` sessions wait or hold the lease

@@ -13,7 +13,7 @@ class Program:
 
     guarded: bool = True
     """Kiwi's gate is in front of the driver in all its processes, as far as is known. A session
-    without the gate is not stopped in mid-burst."""
+    without the gate is not suspended in mid-burst."""
     stopped: str = ""
     """Why its process does not run at all (Ctrl-Z ...), in words for users; "": it runs."""
     at_work: bool = False

@@ -79,7 +79,7 @@ class State(Derived):
     stays_ns: dict[SessionId, int] = field(default_factory=dict)
     """Only in a forecast: until when a session keeps its place, its next cells included."""
     runners: dict[SessionId, Session] = field(default_factory=dict)
-    """The sessions that hold the lease and are not being stopped."""
+    """The sessions that hold the lease and are not being suspended."""
     stopped: set[SessionId] = field(default_factory=set)
     """The sessions whose process does not run (``Session.stopped``)."""
     ops: dict[OpId, Session] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class State(Derived):
             self.lingerers[session.id] = session
 
     def runs_no_more(self, session: Session) -> None:
-        """Record that ``session`` gave up the lease or is being stopped."""
+        """Record that ``session`` gave up the lease or is being suspended."""
         del self.runners[session.id]
         self.usage.stops(session)
 
@@ -323,14 +323,14 @@ class State(Derived):
 
     @property
     def at_work(self) -> tuple[SessionId, ...]:
-        """The sessions that hold the lease or are being stopped."""
+        """The sessions that hold the lease or are being suspended."""
         ending = (s.id for s in self.ops.values() if s.turn_ending and not s.gone)
         return (*self.runners, *ending)
 
     @property
     def holders(self) -> int:
-        """The number of runners and of sessions being stopped that may still run. A session whose
-        stopping hangs is not counted: no session waits for it."""
+        """The number of runners and of sessions being suspended that may still run. One whose
+        operation hangs is not counted: no session waits for it."""
         holders = len(self.runners)
         for session in self.ops.values():
             op = session.op

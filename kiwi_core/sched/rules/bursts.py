@@ -83,7 +83,7 @@ def wait_anew(st: State, session: Session) -> None:
 
 
 def end(st: State, session: Session, why: str, left_ns: int | None = None) -> None:
-    """End the burst, whether it runs, was stopped, or has not begun. ``left_ns`` is when its
+    """End the burst, whether it runs, was suspended, or has not begun. ``left_ns`` is when its
     program stopped using the GPU, if its memory must still be read; otherwise ``None``."""
     begun = session.want is RUNNING or session.mid_burst
     if left_ns is not None and (session.want is RUNNING or session.turn_ending):

@@ -298,7 +298,7 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
 
 
 def refused_by(session: Session) -> tuple[Notice, str]:
-    """Return that ``session`` could not be moved or stopped, and why, in words for all users."""
+    """Return that ``session`` could not be moved or suspended, and why, in words for all users."""
     words = session.problem_detail or "another session cannot be moved"
     ending = "; it is ended if it stays so" if session.ends_ns is not None else ""
     return Notice.BLOCKED_REFUSED, f"{words.removesuffix('.')}{ending}"

@@ -85,7 +85,7 @@ def _choose_mode(st: State) -> None:
 
 def _tend_misplaced(st: State) -> None:
     """Resume sessions that are suspended without need, and suspend those that run though they were
-    stopped (a restore that had hung has succeeded after all)."""
+    not to (a restore that had hung has succeeded after all)."""
     for session in tuple(st.misplaced.values()):
         suspended = session.residency is SUSPENDED
         backs_off = session.backoff_until_ns > st.now_ns

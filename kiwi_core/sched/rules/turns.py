@@ -200,7 +200,7 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
             continue
         hindrance = _make_way(st, runner, waiter) or hindrance
         if not st.serialised and runner.turn_ending:
-            break  # one may be enough: see what room that gives before stopping another
+            break  # one may be enough: see what room that gives before suspending another
     if hindrance is not None:
         _block(st, waiter, *hindrance)
         return GO_ON
@@ -214,8 +214,9 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
 
 
 def _unblock(st: State, waiter: Session) -> None:
-    """Record that ``waiter`` will go on by itself, unless a runner is being stopped that could not
-    be stopped before, because work in the GPU had to end first: nobody knows how long that takes.
+    """Record that ``waiter`` will go on by itself, unless a runner is being suspended that could
+    not be suspended before, because work in the GPU had to end first: nobody knows how long that
+    takes.
     """
     drains = next((one for one in st.ops.values() if one.draining), None)
     if drains is None:
@@ -225,7 +226,7 @@ def _unblock(st: State, waiter: Session) -> None:
 
 
 def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
-    """Stop ``runner``, or return why it cannot be stopped and continues past its quantum."""
+    """Suspend ``runner``, or return why it cannot be suspended and continues past its quantum."""
     if not runner.guarded:
         return Notice.BLOCKED_UNGUARDED, ""
     if runner.backoff_until_ns > st.now_ns:
@@ -299,8 +300,8 @@ def _may_hit_the_wall_bytes(st: State) -> int:
 
 
 def thin_out(st: State) -> None:
-    """Stop the youngest of parallel runners that have outgrown the GPU, each not before its floor,
-    until the others fit or one is left. Runners without a gate go on in any case."""
+    """Suspend the youngest of parallel runners that have outgrown the GPU, each not before its
+    floor, until the others fit or one is left. Runners without a gate go on in any case."""
     youngest_first = sorted(st.runners.values(), key=_granted_ns, reverse=True)
     guarded = [runner for runner in youngest_first if runner.guarded]
     one_stays = len(guarded) < len(youngest_first)

@@ -1,8 +1,8 @@
 """Sessions whose memory must stay where it is: programs without a gate, and stopped processes.
 
-The driver alone cannot stop a program safely. A program that has Kiwi's gate in front of the
+The driver alone cannot suspend a program safely. A program that has Kiwi's gate in front of the
 driver is *guarded*; any other one is *unguarded*. An unguarded session shares the GPU like others,
-and its memory moves while it idles, but it is never stopped in the middle of its work: its turn
+and its memory moves while it idles, but it is never suspended in the middle of its work: its turn
 lasts until its burst ends. A *stopped* process (Ctrl-Z, a frozen control group, a debugger) does
 nothing at all and does not answer driver calls. It takes no turn and keeps its place in the queue.
 The pager can continue a process that Ctrl-Z has stopped while it moves the memory. A process that

@@ -31,7 +31,7 @@ struct room_request {
     bool asked, answered, granted;
 };
 
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; see lock() */
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; see take_mu() */
 static uint32_t changes;                               /* a futex: grows when a waiting thread should look again */
 static struct room_request *room_requests;
 static uint64_t last_request;
@@ -58,14 +58,14 @@ static void note_books(void) {
 }
 
 /* No signal handler leaves a thread that holds the mutex. */
-static void lock(sigset_t *before) {
+static void take_mu(sigset_t *before) {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, before);
     pthread_mutex_lock(&mu);
 }
 
-static void unlock(const sigset_t *before) {
+static void give_mu(const sigset_t *before) {
     pthread_mutex_unlock(&mu);
     pthread_sigmask(SIG_SETMASK, before, NULL);
 }
@@ -102,14 +102,14 @@ static struct room_request **find_or_ask(uint64_t *number, uint64_t bytes) {
 /* Returns whether the wait for room is over; else renews the request. `*seen` is for the futex. */
 static bool look(uint64_t *number, uint64_t bytes, int64_t until_ns, bool *granted, uint32_t *seen) {
     sigset_t before;
-    lock(&before);
+    take_mu(&before);
     struct room_request **at = find_or_ask(number, bytes), *r = at ? *at : NULL;
     int64_t now_ns = kp_now_ns(), alone_ns = away_since_ns + WITHOUT_DAEMON_NS;
     bool over = !r || r->answered || ended || now_ns >= until_ns || (!connected && now_ns >= alone_ns);
     if (r) r->renewed_ns = now_ns, *granted = r->granted;
     if (r && over) *at = r->next, free(r);
     *seen = changes;
-    unlock(&before);
+    give_mu(&before);
     return over;
 }
 
