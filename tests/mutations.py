@@ -1,4 +1,4 @@
-"""Break Kiwi in forty places that matter, and check that ``make test`` notices each.
+"""Break Kiwi in many places that matter, and check that ``make test`` notices each.
 
 ``python tests/mutations.py`` applies one change at a time to a copy of the checkout and runs tests
 there, without those that only ``make test-all`` runs. It prints the test that failed, and fails if
@@ -35,6 +35,7 @@ class Mutation:
 
 SCHED = "tests/sched"
 PAGER = "tests/pager"
+PLAN = "tests/pager/test_plan.py tests/pager/test_linked_operation.py"
 USERS = (
     "tests/daemon/test_other_users.py tests/daemon/test_link_owner.py tests/daemon/test_usage.py"
 )
@@ -103,102 +104,188 @@ MUTATIONS = (
         "_decode(_client_decoder, CLIENT_TYPES, line, _FRAME_MAX_BYTES)",
         "tests/wire",
     ),
-    # One operation of the checkpoint pager
+    # What a plan says
     Mutation(
-        "kiwi_core/pager/checkpoint/transaction.py",
-        "        await self._check_beforehand()\n",
-        "",
-        PAGER,
+        "kiwi_core/pager/plan.py",
+        'return shut + [PlanStep("lock", one) for one in _of_driver(look) if _runs(one)]',
+        "return shut",
+        PLAN,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/transaction.py",
-        "unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])",
-        "unlock_all(out)",
-        PAGER,
+        "kiwi_core/pager/plan.py",
+        "one.backend is MovedBy.CHECKPOINT and not (one.empty or one.error)\n",
+        "one.backend is MovedBy.CHECKPOINT and not one.error\n",
+        PLAN,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/transaction.py",
-        "if in_state(members, CheckpointState.CHECKPOINTED):",
-        "if False:",
-        PAGER,
+        "kiwi_core/pager/plan.py",
+        "return take([one for one in driver_part(look) if not "
+        "_by_library(one, Residency.RESIDENT)])",
+        "return take(driver_part(look))",
+        PLAN,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/transaction.py",
-        "        if failed or gone:",
-        "        if failed:",
-        PAGER,
+        "kiwi_core/pager/plan.py",
+        "return has_in or process.reported is not Residency.PAGED_OUT",
+        "return process.reported is not Residency.PAGED_OUT",
+        PLAN,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/transaction.py",
+        "kiwi_core/pager/plan.py",
+        "    held = (CheckpointState.CHECKPOINTED, CheckpointState.LOCKED)\n",
+        "    held = (CheckpointState.CHECKPOINTED,)\n",
+        PLAN,
+    ),
+    Mutation(
+        "kiwi_core/pager/plan.py",
+        "return bool(libraries) and all(map(all_out, libraries))",
+        "return bool(libraries)",
+        PLAN,
+    ),
+    Mutation(
+        "kiwi_core/pager/plan.py",
         "if not need_bytes or available_bytes >= need_bytes:",
         "if True:",
-        PAGER,
+        PLAN,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/unmovable.py",
+        "kiwi_core/pager/look.py",
+        "        return self.state not in FREE\n",
+        "        return False\n",
+        PLAN,
+    ),
+    Mutation(
+        "kiwi_core/pager/unmovable.py",
         "_uvm_mappings(ref.pid, root) > _UVM_MAPPINGS",
         "False",
         PAGER,
     ),
-    # What an operation sees, and how it is undone
+    # What an operation sees, does, and undoes
     Mutation(
-        "kiwi_core/pager/checkpoint/survey.py",
-        "        self._looks.pop(session, None)\n",
-        "        pass\n",
+        "kiwi_core/pager/operation.py",
+        "            await self._check(plan.driver_part(look), look)\n",
+        "            pass\n",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/survey.py",
-        "                self.wall(session)\n",
-        "                pass\n",
+        "kiwi_core/pager/operation.py",
+        "        if plan.driver_in(look) or plan.libraries_in(look.freed()):",
+        "        if False:",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/survey.py",
+        "kiwi_core/pager/operation.py",
+        "            look = await self._stop_all(await self._look())\n",
+        "            look = await self._look()\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/operation.py",
+        "        plan.check_lost(look)\n        self._performer",
+        "        self._performer",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/operation.py",
+        "        plan.check_lost(look)\n        self._performer.still_wanted()\n",
+        "        plan.check_lost(look)\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/operation.py",
+        "                    if round_ + 1 == _ROUNDS or not "
+        "plan.driver_in(look):\n                        raise\n",
+        "                    raise\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/survey.py",
         "        except Hung:\n            if not pids:\n                raise\n",
         "        except Hung:\n            raise\n",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/locking.py",
+        "kiwi_core/pager/survey.py",
+        "        if late := [ref for ref in self.refs(target) if ref not in refs]:",
+        "        if late := []:",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/driver_steps.py",
         "        self._parts.survey.will_hold(ref)\n",
         "",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/transaction.py",
-        "            await self._move.bring_back(done, members)\n",
+        "kiwi_core/pager/perform.py",
+        "        parts.store_footprints()\n",
         "",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/transaction.py",
-        "        self._parts.store_footprints()\n",
-        "",
+        "kiwi_core/pager/perform.py",
+        '            if isinstance(outcome, Moved) or step.verb == "page-out":',
+        "            if isinstance(outcome, Moved):",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/checkpoint/room.py",
+        "kiwi_core/pager/perform.py",
+        "                await self.restore(steps, reservation)\n        except",
+        "                pass\n        except",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/perform.py",
+        '            await self._try(steps, "stays suspended", ending)\n',
+        "            pass\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/perform.py",
+        "        if not ending.keep_locked:\n            errors",
+        "        if True:\n            errors",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/perform.py",
+        "            await self._lock_again(those, ending)\n",
+        "            pass\n",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/perform.py",
+        "        elif not (ending.keep_locked or self._given_up):",
+        "        elif not ending.keep_locked:",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/perform.py",
+        "            shut = [step for step in back if "
+        "found.get(step.process.ref) is Residency.SUSPENDED]",
+        "            shut = []",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/perform.py",
+        "            reservation.spare_bytes, reservation.restores = spare_bytes, len(left)",
+        "            reservation.spare_bytes = spare_bytes",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/room.py",
         "        if free_bytes >= reservation.need_bytes + margin_bytes:\n",
         "        if True:\n",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/linked_operation.py",
-        '            await self._undo(stop, suspended, "resume", "stays suspended")\n\n',
-        "            pass\n\n",
-        PAGER,
-    ),
-    Mutation(
-        "kiwi_core/pager/linked_operation.py",
-        '                    await self._undo(stop, resumed, "suspend", "runs")\n',
-        "",
+        "kiwi_core/pager/room.py",
+        "        least_bytes = restores * config.restore_margin_min_bytes\n",
+        "        least_bytes = config.restore_margin_min_bytes\n",
         PAGER,
     ),
     Mutation(
         "kiwi_core/pager/session_pager.py",
-        "            if (refused := await self._refusal_for_ram(target)) is not None:\n"
-        "                return refused\n",
+        "            if isinstance(refused, Refused):\n                return refused\n",
         "",
         "tests/pager tests/daemon/test_library_ram.py tests/daemon/test_life.py",
     ),

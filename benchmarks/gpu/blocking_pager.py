@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kiwi_core.errors import CallerError
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.movers.pool import MoverPool
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.session_pager import SessionPager
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -38,12 +38,12 @@ class BlockingPager:
         self._run(self._movers.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    async def _started(self, gpu_uuid: str) -> CheckpointPager:
+    async def _started(self, gpu_uuid: str) -> SessionPager:
         self._movers.start()
         for gpu in await gpus(self._movers):
             if gpu.uuid == gpu_uuid:
                 remote = RemoteGpu(self._movers, gpu_uuid, gpu.total_bytes)
-                return CheckpointPager(RemoteDriver(self._movers), remote)
+                return SessionPager(RemoteDriver(self._movers), remote)
         raise CallerError("no-such-gpu", f"There is no GPU {gpu_uuid} on this machine.")
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:

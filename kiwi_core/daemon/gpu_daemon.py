@@ -63,8 +63,7 @@ from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.movers.driver_calls import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
-from kiwi_core.pager.checkpoint.room import PageOutReading
+from kiwi_core.pager.footprints import PageOutReading
 from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.peer_limits import (
     EXPECTED,
@@ -320,13 +319,14 @@ class GpuDaemon:
             self._links, lambda: self._pager.export_footprints(),
             config.host_reserve_bytes, machine.fixed_budget_bytes,
         )  # fmt: skip
-        self._library_ram = self._links.ram = LibraryRam(self._links, self._budget)
-        checkpoint = CheckpointPager(
-            RemoteDriver(machine.movers), machine.memory, config, make_ram_room=self._make_ram_room,
-            store_footprints=self._roster.save, other_roots=self._registry.refs,
+        self._library_ram = LibraryRam(self._links, self._budget)
+        self._links.ram_for = self._library_ram.room_for
+        self._pager: SessionPager = SessionPager(
+            RemoteDriver(machine.movers), machine.memory, config, links=self._links,
+            make_ram_room=self._make_ram_room, store_footprints=self._roster.save,
+            other_roots=self._registry.refs,
             known_unmovable=partial(machine.why_not_to_move, self._links),
         )  # fmt: skip
-        self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 
     def _link_up(self, shares: Shares) -> Gates:
         """Make the handler of the preloaded libraries, and return their gates."""

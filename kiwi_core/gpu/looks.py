@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 class GpuLook:
     """What one question shows. ``bytes_by_pid`` are the bytes, contexts included, of the processes
     that NVML can name; ``names_users``: these are all that use the GPU. ``states`` are what the
-    driver says of each process that was asked about, or its error."""
+    driver says of each process that was asked about, or its error. ``free_bytes`` is ``None`` if
+    NVML was not asked."""
 
-    free_bytes: int
+    free_bytes: int | None
     bytes_by_pid: dict[int, int] = field(default_factory=dict)
     names_users: bool = False
     states: dict[int, CheckpointState | GpuError] = field(default_factory=dict)

@@ -15,7 +15,7 @@ import structlog
 from kiwi_core.client import discover, gpu_placement
 from kiwi_core.client.directory import why_no_sockets
 from kiwi_core.gpu import mps
-from kiwi_core.pager.checkpoint import unmovable
+from kiwi_core.pager import unmovable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable

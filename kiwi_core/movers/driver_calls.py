@@ -128,19 +128,18 @@ class RemoteGpu:
 
     async def look(self, pids: Sequence[int] = ()) -> GpuLook:
         """Look at the GPU, and ask for the state of ``pids``. While one of them hangs in the
-        driver, nothing is known of the others."""
+        driver, nothing is known of the others. Without NVML, the free bytes are not known."""
         if self._gave_up():
             args = ("", list(pids))
             found = await self._movers.call("look", *args, deadline_s=ANSWER_S)
         else:
             found = await self._ask_nvml("look", list(pids), reads=("free_bytes", "processes"))
         seen = msgspec.convert(found, Seen)
-        free_bytes = seen.free_bytes
         states: dict[int, CheckpointState | GpuError] = {
             pid: CheckpointState(state) for pid, state in seen.states.items()
         }
         return GpuLook(
-            free_bytes=await self.free_bytes() if free_bytes is None else free_bytes,
+            free_bytes=seen.free_bytes,
             bytes_by_pid=seen.bytes_by_pid,
             names_users=seen.names_users and not self._rows_doubted,
             states=states | {pid: failure.error() for pid, failure in seen.errors.items()},

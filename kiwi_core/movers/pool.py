@@ -73,6 +73,8 @@ class MoverPool:
         from now and includes the wait for a mover. Raise the call's own ``GpuError``, ``Busy`` if
         it did not begin in time, or ``Hung`` if it began and its result is unknown."""
         what = f"{name} {' '.join(map(str, args))}"
+        if self._closed:  # an operation that the end of the daemon cuts short undoes what it can
+            raise busy(what, 0.0)
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + deadline_s
         try:

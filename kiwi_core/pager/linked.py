@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from kiwi_core.pager.api import Moved
+from kiwi_core.gpu import processes
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Outcome, Target
     from kiwi_core.units import SessionId
 
-LibraryStep = Literal["suspend", "resume", "page-out", "page-in", "yield"]
-"""An order for a library. ``yield``: leave the driver alone, which may take the process."""
+LibraryStep = Literal["shut", "open", "page-out", "page-in", "yield"]
+"""An order for a library: of its gate, and of the memory that it owns. ``yield``: leave the driver
+alone, which may take the process."""
 
 
 @dataclass(frozen=True)
@@ -70,36 +71,40 @@ def all_out(link: LinkedProcess) -> bool:
     return out and link.connected and not link.moving
 
 
-class LinkedProcesses(Protocol):
-    """The linked processes of all sessions. Methods are called in the loop."""
+class LinkedProcesses:
+    """The linked processes of all sessions; here, none. Methods are called in the loop."""
 
-    def of(self, session: SessionId) -> tuple[LinkedProcess, ...]:
+    def of(self, session: SessionId) -> tuple[LinkedProcess, ...]:  # noqa: ARG002
         """Return the session's processes that have the library, or had it at their last report."""
-        ...
+        return ()
 
-    def everybody(self) -> tuple[LinkedProcess, ...]: ...
+    def everybody(self) -> tuple[LinkedProcess, ...]:
+        return ()
 
     def paged_out(self) -> tuple[Target, ...]:
         """Return the sessions with linked processes all of which have paged out all they own."""
-        ...
+        return ()
 
     async def perform(
-        self, those: Sequence[LinkedProcess], step: LibraryStep, deadline_ns: int
+        self,
+        those: Sequence[LinkedProcess],
+        step: LibraryStep,
+        deadline_ns: int,
     ) -> list[Outcome]:
         """Make each of ``those`` do ``step``, all at once, and wait for the answers until a little
         past ``deadline_ns``; if ``step`` moves memory, until it is moved or undone.
         ``Refused(GONE)``: the process has ended. ``Refused(LOCK_TIMEOUT)``: it did not answer; it
         may still do the step (``moving``), and does nothing else before."""
-        ...
+        raise NotImplementedError
 
 
-async def all_yield(
-    links: LinkedProcesses, those: Sequence[LinkedProcess], deadline_ns: int
-) -> set[ProcessRef]:
-    """Order these libraries to leave the driver alone. Return the processes whose remaining memory
-    the driver may move now. A library without this order might bring its memory back by itself
-    after it loses its daemon, and its call into the driver would then kill the program.
-    """
-    outcomes = await links.perform(those, "yield", deadline_ns)
-    pairs = zip(those, outcomes, strict=True)
-    return {link.ref for link, outcome in pairs if isinstance(outcome, Moved)}
+def living(links: LinkedProcesses, session: SessionId) -> list[LinkedProcess]:
+    """Return the session's live linked processes that can be reached. An unreachable process with
+    its memory in the GPU is left to the driver once it cannot reconnect any more. Before that its
+    library may be at work, and the driver must not take it."""
+    return [
+        one
+        for one in links.of(session)
+        if (one.connected or one.expected or one.report.residency is not Residency.RESIDENT)
+        and processes.alive(one.ref)
+    ]

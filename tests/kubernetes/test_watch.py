@@ -13,7 +13,7 @@ from msgspec import structs
 
 from kiwi_core import emulator
 from kiwi_core.kubernetes.watch import GRACE_S, MPS_EVERY_S, NO_ANSWER, Watch
-from kiwi_core.pager.checkpoint import unmovable
+from kiwi_core.pager import unmovable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -303,3 +303,11 @@ def test_closing_ends_all(world: World) -> None:
     workers = list(movers.pids)
     world.loop.run(movers.close())
     wait_until(lambda: gone(workers), "all have ended")
+
+
+def test_after_closing_no_call_waits_for_a_worker(world: World) -> None:
+    movers = world.movers()
+    world.loop.run(gpus(movers))
+    world.loop.run(movers.close())
+    with pytest.raises(Busy):
+        world.loop.run(movers.call("gpus", deadline_s=LONG_S), within_s=LONG_S / 4)

@@ -19,7 +19,7 @@ from kiwi_core.gpu.nvml import UtilisationSample
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
 from kiwi_core.pager.api import Target
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.units import MIB, SessionId
 
 RUNNING, LOCKED = CheckpointState.RUNNING, CheckpointState.LOCKED
@@ -77,7 +77,7 @@ class Machine:
 
     async def restore(self, pid: int, within_s: float) -> None:
         self._move("restore", pid)
-        assert await self.free_bytes() >= 0, "on a GPU this restore fails, for good"
+        assert self.left_bytes() >= 0, "on a GPU this restore fails, for good"
 
     async def unlock(self, pid: int) -> None:
         self._move("unlock", pid)
@@ -102,6 +102,9 @@ class Machine:
 
     async def free_bytes(self) -> int:
         self._check_nvml()
+        return self.left_bytes()
+
+    def left_bytes(self) -> int:
         resident = self._resident()
         sessions = sum(resident.values()) + self.hidden * len(resident)
         return self.total - self.outside - self.nameless - sessions
@@ -170,18 +173,18 @@ TARGET = Target(SessionId("s"), ProcessRef(1, 0))
 LOOP = Loop()
 
 
-def new_pager(machine: Machine, **more: object) -> CheckpointPager:
+def new_pager(machine: Machine, **more: object) -> SessionPager:
     """Return a pager whose calls block."""
-    pager = CheckpointPager(
-        machine,
-        machine,
+    pager = SessionPager(
+        machine,  # type: ignore[arg-type]
+        machine,  # type: ignore[arg-type]
         CONFIG,
         **{"host_available_bytes": lambda _pids: 1 << 50, **more},  # type: ignore[arg-type]
     )
     return Blocking(pager, LOOP)  # type: ignore[return-value]
 
 
-def out(machine: Machine, pager: CheckpointPager) -> None:
+def out(machine: Machine, pager: SessionPager) -> None:
     moved(pager.page_out(TARGET, soon_ns()))
     assert machine.states == {1: OUT, 2: OUT}
     machine.calls.clear()

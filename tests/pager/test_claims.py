@@ -20,7 +20,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu
 from kiwi_core.movers.pool import MoverPool
 from kiwi_core.pager.api import Lost, Moved, Refused, Target
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.states import Reason
 from kiwi_core.units import MIB, NS_PER_S, SessionId
 
@@ -57,7 +57,7 @@ class Stage:
         self.target = Target(SessionId("s"), ref)
         self.pager = Blocking(self._pager(), self.loop)
 
-    def _pager(self) -> CheckpointPager:
+    def _pager(self) -> SessionPager:
         stage, gpu = self, emulator.books(self.path).gpus[0]
 
         class Watched(RemoteGpu):
@@ -77,7 +77,7 @@ class Stage:
 
         self.movers.call = counted  # type: ignore[method-assign]
         made = Watched(self.movers, gpu.uuid, gpu.total_bytes)
-        return CheckpointPager(RemoteDriver(self.movers), made)
+        return SessionPager(RemoteDriver(self.movers), made)
 
     def take(self, mib: int) -> None:
         self.outsider.do(f"q = alloc({mib * MIB})")

@@ -17,7 +17,7 @@ import pytest
 from patience import wait_until
 
 from kiwi_core.gpu import processes
-from kiwi_core.pager.checkpoint.continuing import continued
+from kiwi_core.pager.continuing import continued
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -99,8 +99,8 @@ def test_one_whose_gate_cannot_be_shut_is_not_touched(world: GatedWorld) -> None
 def test_what_ram_cannot_take_is_not_disturbed(world: GatedWorld) -> None:
     """It is tried again and again, while it computes."""
     pager = world.new_pager()
-    parts = "dataclasses.replace(checkpoint._parts, host_available_bytes=lambda pids: 3 << 20)"
-    pager.worker.do(f"checkpoint._parts = {parts}")
+    parts = "dataclasses.replace(paging._parts, host_available_bytes=lambda pids: 3 << 20)"
+    pager.worker.do(f"paging._parts = {parts}")
     session = world.start(4 * MIB)
     answer = refused(pager.page_out(session.target, soon_ns()), Reason.NO_HOST_MEMORY)
     assert "3 MiB left for it" in answer.detail

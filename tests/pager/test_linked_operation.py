@@ -419,7 +419,7 @@ def test_what_the_driver_holds_is_not_asked_of_its_library(
     if how == "out":
         world.pager.worker.do(f"{code}.checkpoint({session.pid})")
     # As a new daemon, which has not seen it run.
-    world.pager.worker.do("checkpoint._survey._free.clear()")
+    world.pager.worker.do("paging._survey._free.clear()")
     moved(world.pager.suspend(session.target, soon_ns()))
     moved(world.pager.page_out(session.target, soon_ns()))
     assert world.state(session.pid) == "CHECKPOINTED"

@@ -33,10 +33,10 @@ CHILD += "children.append(Worker({})); children[-1].do('init(); c = alloc(1 << 2
     ("kind", "processes", "out", "back"),
     [
         (EmulatedWorld, 1, 6, 4),
-        (GatedWorld, 1, 7, 4),
-        (LinkedWorld, 1, 4, 3),
-        (GatedWorld, 3, 12, 10),
-        (LinkedWorld, 3, 10, 9),
+        (GatedWorld, 1, 6, 4),
+        (LinkedWorld, 1, 3, 2),
+        (GatedWorld, 3, 10, 8),
+        (LinkedWorld, 3, 9, 7),
     ],
 )
 def test_calls(

@@ -13,7 +13,7 @@ from cuda_processes import wait_until
 from halted import debugged
 from worlds import EmulatedWorld, LinkedWorld
 
-from kiwi_core.pager.checkpoint import stopped
+from kiwi_core.pager import stopped
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
 
@@ -135,7 +135,7 @@ def test_a_frozen_control_group(world: LinkedWorld, tmp_path: Path, name: str, t
     place = tmp_path / name
     place.write_text(text)
     world.pager.patch(
-        "from pathlib import Path; import kiwi_core.pager.checkpoint.stopped as stopped;"
+        "from pathlib import Path; import kiwi_core.pager.stopped as stopped;"
         f" stopped._places = lambda pid: [Path({str(place)!r})]"
     )
     answer = refused(world.pager.page_out(session.target, soon_ns()), Reason.STOPPED)

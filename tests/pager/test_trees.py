@@ -180,8 +180,11 @@ def test_what_a_dead_kernel_leaves_behind_is_let_go(emulated: EmulatedWorld, sta
 
 
 @pytest.mark.host_goes_down
-def test_an_orphan_of_a_living_kernel_moves_with_it(emulated: EmulatedWorld) -> None:
-    session = emulated.start(4 * MIB, leader=True)
+@pytest.mark.parametrize("own_bytes", [0, 4 * MIB])
+def test_an_orphan_of_a_living_kernel_moves_with_it(
+    emulated: EmulatedWorld, own_bytes: int
+) -> None:
+    session = emulated.start(own_bytes, leader=True)
     # A grandchild whose parent ends at once.
     code = (
         "__import__('subprocess').check_output([sys.executable, '-c', "
@@ -193,7 +196,8 @@ def test_an_orphan_of_a_living_kernel_moves_with_it(emulated: EmulatedWorld) -> 
     )
     orphan = int(session.get(f"int({code})"))  # type: ignore[call-overload]
     try:
-        wait_until(lambda: emulated.used_bytes() >= 9 * MIB, "the orphan has its memory")
+        least_bytes = own_bytes + emulated.context_bytes * (2 if own_bytes else 1) + MIB
+        wait_until(lambda: emulated.used_bytes() >= least_bytes, "the orphan has its memory")
         ref = processes.ref_of(orphan)
         assert ref is not None
         assert ref not in processes.tree(session.root)

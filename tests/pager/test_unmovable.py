@@ -14,7 +14,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
 from kiwi_core.pager.api import Lost
-from kiwi_core.pager.checkpoint.unmovable import (
+from kiwi_core.pager.unmovable import (
     MIG,
     STICKY,
     RestoreFailures,

@@ -1,7 +1,7 @@
 """A pager in a process of its own, so that a test can kill the caller at any point.
 
 ``PagerProcess`` has the pager's five calls and passes each to that process, which runs the real
-``CheckpointPager`` and its movers on the driver of its environment.
+``SessionPager`` and its movers on the driver of its environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kiwi_core.movers.pool import MoverPool
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.units import SessionId
 
 roots = set()
@@ -39,15 +39,15 @@ loop = Loop()
 movers = MoverPool()
 loop.loop.call_soon_threadsafe(movers.start)
 gpu = next(gpu for gpu in loop.run(gpus(movers)) if gpu.uuid == {uuid!r})
-checkpoint = CheckpointPager(
+paging = SessionPager(
     RemoteDriver(movers),
     RemoteGpu(movers, gpu.uuid, gpu.total_bytes),
     dataclasses.replace(DEFAULTS, **{config!r}),
     other_roots=lambda: roots,
-    store_footprints=lambda: remembered.update(checkpoint.export_footprints()),
+    store_footprints=lambda: remembered.update(paging.export_footprints()),
     host_available_bytes=lambda pids: {host_bytes!r},
 )
-pager = Blocking(checkpoint, loop)
+pager = Blocking(paging, loop)
 
 def target_of(session, pid, ticks):
     return Target(SessionId(session), ProcessRef(pid, ticks))
@@ -59,12 +59,18 @@ def plain(value):
 
 _LINKED = """
 from link_server import LinkServer
-from kiwi_core.pager.session_pager import SessionPager
 
 server = loop.run(LinkServer.serve({path!r}, {gpu_bytes}))
-pager = Blocking(
-    SessionPager(checkpoint, server.links, dataclasses.replace(DEFAULTS, **{config!r})), loop
+paging = SessionPager(
+    RemoteDriver(movers),
+    RemoteGpu(movers, gpu.uuid, gpu.total_bytes),
+    dataclasses.replace(DEFAULTS, **{config!r}),
+    links=server.links,
+    other_roots=lambda: roots,
+    store_footprints=lambda: remembered.update(paging.export_footprints()),
+    host_available_bytes=lambda pids: {host_bytes!r},
 )
+pager = Blocking(paging, loop)
 """
 
 
@@ -81,9 +87,12 @@ class PagerProcess:
         self.patched = False
         self.worker.do(_SETUP.format(uuid=gpu_uuid, config=config, host_bytes=host_bytes))
 
-    def link(self, path: str, gpu_bytes: int, **config: object) -> None:
+    def link(
+        self, path: str, gpu_bytes: int, *, host_bytes: int = 1 << 50, **config: object
+    ) -> None:
         """Use the in-process pager from now on, for programs that connect at ``path``."""
-        self.worker.do(_LINKED.format(path=path, gpu_bytes=gpu_bytes, config=config))
+        code = _LINKED.format(path=path, gpu_bytes=gpu_bytes, config=config, host_bytes=host_bytes)
+        self.worker.do(code)
 
     def suspend(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("suspend", target, deadline_ns)

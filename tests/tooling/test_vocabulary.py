@@ -23,7 +23,8 @@ WHERE = {
 """Words for where memory is. An enum with three of them is a vocabulary for it."""
 
 BORDERS = {
-    "CheckpointState": "the driver's states; kiwi_core/pager/checkpoint/pager.py translates them",
+    "CheckpointState": "the driver's states; kiwi_core/pager/look.py translates them",
+    "DriverStep": "the driver's calls, which the emulator names, too",
     "LibraryState": "the library's words; kiwi_core/daemon/links/library_words.py translates them",
     "PagerAction": "the library's words for a step; translated in the same place",
     "SessionState": "what users read; kiwi_core/sched/snapshot.py says when",
@@ -32,7 +33,7 @@ BORDERS = {
 }
 """Vocabularies of other parties, and where they are translated."""
 
-KNOWS_THE_DRIVER = ("kiwi_core/gpu/", "kiwi_core/movers/", "kiwi_core/pager/checkpoint/")
+KNOWS_THE_DRIVER = ("kiwi_core/gpu/", "kiwi_core/movers/", "kiwi_core/pager/")
 """Modules that may name the driver's states."""
 
 

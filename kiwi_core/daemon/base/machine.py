@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.errors import CallerError, GpuError
 from kiwi_core.movers.driver_calls import RemoteGpu, gpus, why_no_moves
 from kiwi_core.movers.pool import MoverPool
-from kiwi_core.pager.checkpoint.unmovable import MIG, WhyUnmovable, unreached, why_unmovable
+from kiwi_core.pager.unmovable import MIG, WhyUnmovable, unreached, why_unmovable
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:

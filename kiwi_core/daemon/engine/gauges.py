@@ -19,7 +19,7 @@ from kiwi_core.daemon.base.peers import Owner, user_name
 from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import containers, host, nvml, processes
-from kiwi_core.pager.checkpoint.survey import belongs
+from kiwi_core.pager.survey import belongs
 from kiwi_core.units import MIB
 from kiwi_core.wire.status import GaugesStatus, OutsideProgram
 

@@ -124,6 +124,8 @@ class LibraryRam:
     async def room_for(
         self, those: Sequence[LinkedProcess], deadline_ns: int
     ) -> AsyncIterator[None]:
+        """Wait, briefly, for the RAM that a page-out of ``those`` takes, and keep it until the
+        end."""
         claim = await self.before_page_out(those, deadline_ns)
         try:
             yield

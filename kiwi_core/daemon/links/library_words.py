@@ -25,8 +25,8 @@ RESIDENCY: Final[Mapping[LibraryState, Residency]] = {
 """Where the memory is that a library owns, by the library's word for it."""
 
 ACTION: Final[Mapping[LibraryStep, PagerAction]] = {
-    "suspend": PagerAction.HOLD,
-    "resume": PagerAction.FREE,
+    "shut": PagerAction.HOLD,
+    "open": PagerAction.FREE,
     "page-out": PagerAction.PAGE_OUT,
     "page-in": PagerAction.PAGE_IN,
     "yield": PagerAction.YIELD,

@@ -14,7 +14,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -28,7 +28,7 @@ from kiwi_core.errors import GpuError, PeerError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
-from kiwi_core.pager.linked import LibraryReport, all_out
+from kiwi_core.pager.linked import LibraryReport, LinkedProcesses, all_out
 from kiwi_core.peer_limits import PROGRAMS
 from kiwi_core.states import NOT_FREE, Reason, Residency
 from kiwi_core.units import MIB, NS_PER_MS, SessionId
@@ -55,18 +55,8 @@ _NEWS_BYTES: Final = 2 * MIB
 read twice a second, shows the rest."""
 
 
-class RamReservations(Protocol):
-    """Reserves system RAM for page-outs."""
-
-    def room_for(
-        self, those: Sequence[LinkedProcess], deadline_ns: int
-    ) -> AsyncContextManager[None]:
-        """Wait, briefly, for the RAM that a page-out of ``those`` takes, and keep it for the
-        page-out until the end."""
-
-
 @dataclass(eq=False, repr=False)
-class Links:
+class Links(LinkedProcesses):
     """``on_death`` is called when a linked process ends.
 
     ``gpu_bytes`` limits what a library may claim to have. ``before_a_move`` is called before a
@@ -85,8 +75,9 @@ class Links:
     _ops: Iterator[int] = field(
         default_factory=lambda: itertools.count(time.monotonic_ns() // NS_PER_MS)
     )
-    ram: RamReservations | None = None
-    """Provides the RAM for a page-out; ``None``: page-outs do not ask."""
+    ram_for: Callable[[Sequence[LinkedProcess], int], AsyncContextManager[None]] | None = None
+    """Waits, until a time at most, for the RAM that a page-out takes, and keeps it until the end
+    (``LibraryRam.room_for``). ``None``: page-outs do not ask."""
 
     # --- for the pager --------------------------------------------------------------------------
 
@@ -107,9 +98,9 @@ class Links:
     async def perform(
         self, those: Sequence[LinkedProcess], step: LibraryStep, deadline_ns: int
     ) -> list[Outcome]:
-        if step != "page-out" or self.ram is None:
+        if step != "page-out" or self.ram_for is None:
             return await self._perform(those, step, deadline_ns)
-        async with self.ram.room_for(those, deadline_ns):
+        async with self.ram_for(those, deadline_ns):
             return await self._perform(those, step, deadline_ns)
 
     async def _perform(

@@ -5,8 +5,8 @@ from scripted_machine import Machine, new_pager
 
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
-from kiwi_core.pager.checkpoint import moving, ports
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager import driver_steps, ending
+from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.units import MIB
 
 
@@ -21,11 +21,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(processes, "tree", tree)
     monkeypatch.setattr(processes, "alive", lambda ref: ref.pid in living)
     monkeypatch.setattr(processes, "ref_of", lambda _pid: None)
-    monkeypatch.setattr(ports, "may_control", lambda _pid: True)
-    monkeypatch.setattr(moving, "may_control", lambda _pid: True)
+    monkeypatch.setattr(ending, "may_control", lambda _pid: True)
+    monkeypatch.setattr(driver_steps, "may_control", lambda _pid: True)
     return machine
 
 
 @pytest.fixture
-def pager(machine: Machine) -> CheckpointPager:
+def pager(machine: Machine) -> SessionPager:
     return new_pager(machine)

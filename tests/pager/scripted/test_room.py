@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 
 import pytest
 from contract import moved, refused, soon_ns
@@ -10,16 +12,17 @@ from scripted_machine import CONFIG, LOOP, OUT, RUNNING, TARGET, Machine, new_pa
 
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
-from kiwi_core.pager.checkpoint import room as room_module
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
-from kiwi_core.pager.checkpoint.ports import Stop
-from kiwi_core.pager.checkpoint.room import GpuRoom, Reservation
+from kiwi_core.movers.pool import MOST
+from kiwi_core.pager import room as room_module
+from kiwi_core.pager.ending import Stop
+from kiwi_core.pager.room import GpuRoom, Reservation
+from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.states import Reason
 from kiwi_core.units import MIB
 
 
 def test_a_process_that_nvml_does_not_list_needs_what_it_gave_up(
-    machine: Machine, pager: CheckpointPager
+    machine: Machine, pager: SessionPager
 ) -> None:
     """The process is in its own PID namespace, or NVML has not noticed it yet."""
     machine.unlisted = {1, 2}
@@ -28,7 +31,9 @@ def test_a_process_that_nvml_does_not_list_needs_what_it_gave_up(
     assert sizes == {1: 10 * MIB, 2: 20 * MIB}
     machine.outside = 67 * MIB  # process 99, 30 MiB and the margin do not fit together
     answer = refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
-    assert answer.detail == ("It needs 30 MiB of GPU memory and 8.3 MiB to spare; 33 MiB are free.")
+    assert answer.detail == (
+        "It needs 30 MiB of GPU memory and 16.3 MiB to spare; 33 MiB are free."
+    )
 
 
 def room(machine: Machine) -> GpuRoom:
@@ -54,7 +59,7 @@ def test_the_margin_counts_beside_others() -> None:
 
 @pytest.mark.parametrize("hidden_mib", [5, 6])
 def test_what_filled_all_that_others_left_can_come_back_and_not_into_less(
-    machine: Machine, pager: CheckpointPager, hidden_mib: int
+    machine: Machine, pager: SessionPager, hidden_mib: int
 ) -> None:
     """The 2 processes have 30 MiB by NVML's count, and the program outside has the rest."""
     machine.hidden = hidden_mib * MIB
@@ -69,9 +74,7 @@ def test_what_filled_all_that_others_left_can_come_back_and_not_into_less(
     assert set(machine.states.values()) == {RUNNING}
 
 
-def test_a_claim_asks_for_no_more_than_was_left_free(
-    machine: Machine, pager: CheckpointPager
-) -> None:
+def test_a_claim_asks_for_no_more_than_was_left_free(machine: Machine, pager: SessionPager) -> None:
     """The other program has started since the GPU was seen empty, and NVML does not name it."""
     machine.hidden = 6 * MIB
     out(machine, pager)
@@ -84,7 +87,7 @@ def test_a_claim_asks_for_no_more_than_was_left_free(
 
 @pytest.mark.parametrize(("grows_mib", "fits_again"), [(14, True), (18, False)])
 def test_the_margin_counts_on_all_but_a_little_of_what_was_free(
-    machine: Machine, pager: CheckpointPager, grows_mib: int, fits_again: bool
+    machine: Machine, pager: SessionPager, grows_mib: int, fits_again: bool
 ) -> None:
     machine.total = 8 * 1024 * MIB
     machine.hidden = 6 * MIB
@@ -96,7 +99,7 @@ def test_the_margin_counts_on_all_but_a_little_of_what_was_free(
 
 
 def test_a_session_that_left_much_free_has_the_usual_margin(
-    machine: Machine, pager: CheckpointPager
+    machine: Machine, pager: SessionPager
 ) -> None:
     machine.total = 8 * 1024 * MIB
     machine.outside = machine.total - 200 * MIB
@@ -107,7 +110,7 @@ def test_a_session_that_left_much_free_has_the_usual_margin(
 
 
 def test_others_that_come_and_go_while_it_goes_out_do_not_count(
-    machine: Machine, pager: CheckpointPager
+    machine: Machine, pager: SessionPager
 ) -> None:
     """A program outside ends at the same time: not all that got free belongs to the session."""
     machine.outside = machine.total - 30 * MIB
@@ -124,7 +127,7 @@ def test_others_that_come_and_go_while_it_goes_out_do_not_count(
 
 
 def test_what_a_session_left_free_outlives_the_daemon(
-    machine: Machine, pager: CheckpointPager
+    machine: Machine, pager: SessionPager
 ) -> None:
     machine.hidden = 6 * MIB
     machine.outside = machine.total - 30 * MIB - 2 * machine.hidden
@@ -255,3 +258,50 @@ def test_waiting_for_room_is_given_up_when_nobody_wants_it() -> None:
 
     with pytest.raises(KeyError):
         LOOP.run(room(machine).wait(Reservation(MIB, []), time.monotonic_ns() + 10**12, unwanted))
+
+
+def test_what_started_while_others_went_out_is_measured_once_it_stands_still(
+    machine: Machine, pager: SessionPager
+) -> None:
+    """Until it is locked it allocates. Brought back into less room, it would be lost."""
+
+    def starts() -> int:
+        machine.states[3], machine.sizes[3] = RUNNING, 5 * MIB
+        return 0
+
+    def grows() -> int:
+        machine.sizes[3] = 30 * MIB
+        return 0
+
+    machine.faults["checkpoint", 2] = [starts]
+    machine.faults["lock", 3] = [grows]
+    moved(pager.page_out(TARGET, soon_ns()))
+    assert machine.states == {1: OUT, 2: OUT, 3: OUT}
+    assert pager.export_footprints()[ProcessRef(3, 0)] == 30 * MIB
+
+
+def test_a_session_of_many_processes_leaves_movers_for_others(
+    machine: Machine, pager: SessionPager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.states.update(dict.fromkeys(range(1, 10), RUNNING))
+    machine.sizes = dict.fromkeys(range(1, 10), MIB)
+    under_way, most = Counter[str](), Counter[str]()
+
+    def watched(name: str) -> None:
+        call = getattr(machine, name)
+
+        async def watch(*args: object) -> object:
+            under_way[name] += 1
+            most[name] = max(most[name], under_way[name])
+            await asyncio.sleep(0)
+            under_way[name] -= 1
+            return await call(*args)
+
+        monkeypatch.setattr(machine, name, watch)
+
+    for name in ("lock", "measured_checkpoint", "restore"):
+        watched(name)
+    moved(pager.page_out(TARGET, soon_ns()))
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+    assert set(most.values()) == {MOST // 2}

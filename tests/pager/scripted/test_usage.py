@@ -8,9 +8,9 @@ import pytest
 from scripted_machine import LOOP, TARGET, Machine
 
 from kiwi_core.gpu.nvml import UtilisationSample
-from kiwi_core.pager.checkpoint.pager import CheckpointPager
-from kiwi_core.pager.checkpoint.room import Footprints
-from kiwi_core.pager.checkpoint.survey import UsageMeter
+from kiwi_core.pager.footprints import Footprints
+from kiwi_core.pager.session_pager import SessionPager
+from kiwi_core.pager.usage import UsageMeter
 from kiwi_core.units import SessionId
 
 
@@ -80,7 +80,7 @@ def test_one_reading_serves_many_looks(machine: Machine, monkeypatch: pytest.Mon
 
 
 def test_a_process_that_ends_while_it_is_looked_at_does_not_count_as_one_without_memory(
-    machine: Machine, pager: CheckpointPager
+    machine: Machine, pager: SessionPager
 ) -> None:
     """Its GPU memory is still in use then. Reported as 0 bytes of a living session, it would count
     as held by a program outside Kiwi, and the next session would start beside it."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.checkpoint.ports import GpuReadings
+    from kiwi_core.movers.driver_calls import RemoteGpu
 
 SETTLED_NS: Final = NS_PER_S
 """How long a process must have been without a row. A context that is being made has none yet, and
@@ -43,7 +43,7 @@ class Nameless:
 
 
 class NamelessMemory:
-    def __init__(self, gpu: GpuReadings) -> None:
+    def __init__(self, gpu: RemoteGpu) -> None:
         self._gpu = gpu
         self._since_ns: dict[ProcessRef, int] = {}
         """When each process was first seen without a row."""

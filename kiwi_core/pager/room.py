@@ -1,4 +1,4 @@
-"""Room in the GPU: what each process takes, and a check for space before anything is brought back.
+"""Room in the GPU: a check for space before anything is brought back.
 
 A restore that fails for lack of memory fails for good in the driver (NVIDIA/cuda-checkpoint#44). So
 none starts unless NVML says that there is room, and no two restores count on the same room.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import clock
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
-from kiwi_core.pager.checkpoint.ports import Stop
-from kiwi_core.pager.checkpoint.stopped import why_stopped
+from kiwi_core.pager.ending import Stop
+from kiwi_core.pager.stopped import why_stopped
 from kiwi_core.states import Reason
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, format_bytes
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.looks import GpuLook
-    from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.checkpoint.ports import GpuReadings
+    from kiwi_core.movers.driver_calls import RemoteGpu
 
 _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS
@@ -35,83 +34,14 @@ _SETTLES_BYTES: Final = 16 * MIB
 this: a wait for more could last forever. If NVML cannot name the users, the GPU counts as unused if
 its free memory is within this of the most ever seen."""
 
-_HIDDEN_LEAST_BYTES: Final = 5 * MIB
-_HIDDEN_MOST_BYTES: Final = 8 * MIB
-"""A process takes more of the GPU than NVML reports for it: 5 and 6 MiB were seen. What is measured
-is cut to this range, because others may have allocated or freed memory at the same time."""
-
-
-@dataclass(frozen=True)
-class PageOutReading:
-    """What was measured when a process went out: the bytes that were free in the GPU just before,
-    with its whole session in, and the bytes that it gave back beyond those that NVML reports for
-    it."""
-
-    free_bytes: int
-    hidden_bytes: int = _HIDDEN_LEAST_BYTES
-
-
-class Footprints:
-    """The bytes that each paged-out process takes in the GPU, measured while it was locked and so
-    could not grow, and what it left free. They are kept until its page-in has committed."""
-
-    def __init__(self) -> None:
-        self._bytes: dict[ProcessRef, int] = {}
-        self._readings: dict[ProcessRef, PageOutReading] = {}
-        self._learnt: dict[ProcessRef, int] = {}
-        """The bytes of each process at its last page-out, also if it is back now."""
-
-    def learnt(self, ref: ProcessRef) -> int | None:
-        return self._learnt.get(ref)
-
-    def get(self, ref: ProcessRef) -> int | None:
-        return self._bytes.get(ref)
-
-    def put(self, sizes: dict[ProcessRef, int]) -> None:
-        self._bytes.update(sizes)
-        self._learnt = {r: n for r, n in self._learnt.items() if processes.alive(r)} | sizes
-
-    def put_readings(self, readings: Mapping[ProcessRef, PageOutReading]) -> None:
-        self._readings.update(readings)
-
-    def gave_back(self, ref: ProcessRef, gained_bytes: int, *, named: bool) -> None:
-        """Record how much free memory the page-out of ``ref`` has brought, which is its footprint
-        if NVML does not name it."""
-        if named:
-            hidden_bytes = max(_HIDDEN_LEAST_BYTES, gained_bytes - self._bytes.get(ref, 0))
-            hidden_bytes = min(hidden_bytes, _HIDDEN_MOST_BYTES)
-        else:
-            self.put({ref: max(0, gained_bytes)})
-            hidden_bytes = 0
-        if (reading := self._readings.get(ref)) is not None:
-            self._readings[ref] = replace(reading, hidden_bytes=hidden_bytes)
-
-    def spare_bytes(self, refs: Collection[ProcessRef]) -> int | None:
-        """Return what ``refs`` left free beside their footprints when they went out; ``None`` if
-        that is not known. If nothing has changed since, it is free now."""
-        left = [self._readings.get(ref) for ref in refs]
-        known = [reading for reading in left if reading is not None]
-        if not known or len(known) < len(left):
-            return None
-        return min(one.free_bytes for one in known) + sum(one.hidden_bytes for one in known)
-
-    def drop(self, refs: Collection[ProcessRef]) -> None:
-        for ref in refs:
-            self._bytes.pop(ref, None)
-            self._readings.pop(ref, None)
-
-    def all(self) -> dict[ProcessRef, int]:
-        return dict(self._bytes)
-
-    def readings(self) -> dict[ProcessRef, PageOutReading]:
-        return dict(self._readings)
-
 
 class Reservation:
     """The bytes that one page-in still has to bring back; ``None``: unknown.
 
     ``spare_bytes`` is what its page-out left free beside them; ``None``: unknown.
-    ``can_fail``: a page-in that fails for lack of room can be repeated, so it needs no margin.
+    ``safe_bytes`` of them need no margin: a library that lacks room for them can try again.
+    ``restores`` is how many processes the driver has to bring back at once: each takes a little
+    more than NVML has reported.
     ``still_moving`` says whether it may still take the room after its operation was given up.
     """
 
@@ -121,24 +51,32 @@ class Reservation:
         own_pids: Collection[int],
         *,
         spare_bytes: int | None = None,
-        can_fail: bool = False,
+        safe_bytes: int = 0,
+        restores: int = 1,
         still_moving: Callable[[], bool] = lambda: False,
     ) -> None:
         self.need_bytes = need_bytes
         self.own_pids = set(own_pids)
         self.spare_bytes = spare_bytes
-        self.can_fail = can_fail
+        self.safe_bytes = safe_bytes
+        self.restores = restores
         self.still_moving = still_moving
         self.had_bytes = 0
         """The bytes that its processes had in the GPU when the room was promised, and have got back
         since."""
         self.ended = False
 
-    def spend(self, size_bytes: int | None) -> None:
-        """Count one process as back; NVML counts it from now on."""
+    def spend(self, size_bytes: int | None, *, safe: bool = False) -> None:
+        """Count these bytes as back; NVML counts them from now on."""
         if self.need_bytes is not None and size_bytes is not None:
             self.need_bytes = max(0, self.need_bytes - size_bytes)
             self.had_bytes += size_bytes
+            self.safe_bytes -= min(self.safe_bytes, size_bytes) if safe else 0
+
+    @property
+    def at_risk_bytes(self) -> int:
+        """The bytes of which the driver loses all if they do not fit."""
+        return max(0, (self.need_bytes or 0) - self.safe_bytes)
 
     def to_come_bytes(self, bytes_by_pid: Mapping[int, int], used_bytes: int) -> int:
         """Return the bytes that it may still take. Nobody knows when stopped processes (a debugger,
@@ -160,7 +98,7 @@ def _stands_still(pids: Collection[int]) -> bool:
 class GpuRoom:
     """The free memory of one GPU, and the reservations that were promised a part of it."""
 
-    def __init__(self, gpu: GpuReadings, config: Config) -> None:
+    def __init__(self, gpu: RemoteGpu, config: Config) -> None:
         self._gpu = gpu
         self._config = config
         self._deciding = asyncio.Lock()
@@ -208,6 +146,8 @@ class GpuRoom:
         """Promise the room if it is free; otherwise return what is missing, in words."""
         async with self._deciding:
             seen = await self._gpu.look()
+            if seen.free_bytes is None:  # NVML says nothing: the driver does
+                seen = replace(seen, free_bytes=await self._gpu.free_bytes())
             why = self._missing(reservation, self._others(reservation), seen)
             if why is None and reservation not in self._promised:
                 usage = seen.bytes_by_pid
@@ -218,7 +158,8 @@ class GpuRoom:
     def _missing(
         self, reservation: Reservation, others: list[Reservation], seen: GpuLook
     ) -> str | None:
-        now_free_bytes, usage, named = seen.free_bytes, seen.bytes_by_pid, seen.names_users
+        now_free_bytes = seen.free_bytes or 0
+        usage, named = seen.bytes_by_pid, seen.names_users
         self._most_free_bytes = max(self._most_free_bytes, now_free_bytes)
         alone = not others and set(usage) <= reservation.own_pids
         if reservation.need_bytes is None:
@@ -229,7 +170,7 @@ class GpuRoom:
             alone = self._as_empty_as_ever(now_free_bytes)
         used_bytes = self._gpu.total_bytes() - now_free_bytes
         free_bytes = now_free_bytes - sum(r.to_come_bytes(usage, used_bytes) for r in others)
-        margin_bytes = 0 if reservation.can_fail else self._margin_of(reservation, alone)
+        margin_bytes = self._margin_of(reservation, alone)
         if free_bytes >= reservation.need_bytes + margin_bytes:
             return None
         spare = f" and {format_bytes(margin_bytes)} to spare" if margin_bytes else ""
@@ -256,7 +197,7 @@ class GpuRoom:
         """Return how much to claim before a restore of ``size_bytes``; the first that can be had
         will do. Empty: only sessions use the GPU. ``outside`` selects the pids of no session.
         ``seen`` is what ``wait`` returned, ``spare_bytes`` as in ``Reservation``."""
-        usage, free_bytes = seen.bytes_by_pid, seen.free_bytes
+        usage, free_bytes = seen.bytes_by_pid, seen.free_bytes or 0
         if not seen.names_users:
             shared = not self._as_empty_as_ever(free_bytes)
         else:
@@ -282,14 +223,15 @@ class GpuRoom:
     def _margin_of(self, reservation: Reservation, alone: bool) -> int:
         """Return the margin. It is at most what the page-out left free. With nobody else in the GPU
         it is also at most what the empty GPU has beyond the need."""
-        need_bytes = reservation.need_bytes or 0
+        if not reservation.restores:
+            return 0
         spare_bytes = reservation.spare_bytes
         if alone:
-            empty_bytes = max(0, self._most_free_bytes - need_bytes)
+            empty_bytes = max(0, self._most_free_bytes - (reservation.need_bytes or 0))
             spare_bytes = empty_bytes if spare_bytes is None else min(spare_bytes, empty_bytes)
-        return self._margin(need_bytes, spare_bytes)
+        return self._margin(reservation.at_risk_bytes, spare_bytes, reservation.restores)
 
-    def _margin(self, need_bytes: int, spare_bytes: int | None) -> int:
+    def _margin(self, need_bytes: int, spare_bytes: int | None, restores: int = 1) -> int:
         """Return the margin, which is never more than ``spare_bytes``: a session that filled the
         GPU, or what other programs left of it, must be able to come back."""
         config = self._config
@@ -297,9 +239,10 @@ class GpuRoom:
         fixed_bytes = min(
             config.restore_margin_fixed_bytes, round(self._gpu.total_bytes() * fraction)
         )
-        margin_bytes = max(config.restore_margin_min_bytes, fixed_bytes)
+        least_bytes = restores * config.restore_margin_min_bytes
+        margin_bytes = max(least_bytes, fixed_bytes)
         margin_bytes += round(need_bytes * fraction)
         if spare_bytes is None:
             return margin_bytes
-        least_bytes = min(config.restore_margin_min_bytes, spare_bytes)
+        least_bytes = min(least_bytes, spare_bytes)
         return min(margin_bytes, max(least_bytes, spare_bytes - _SETTLES_BYTES))

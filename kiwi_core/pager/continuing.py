@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from kiwi_core.gpu import processes
-from kiwi_core.pager.checkpoint.stopped import BY_SIGNAL, why_halted
+from kiwi_core.pager.stopped import BY_SIGNAL, why_halted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
