@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from kiwi_core.config import Config
+    from kiwi_core.gpu.looks import GpuLook
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu
     from kiwi_core.pager.api import Target
@@ -183,18 +184,18 @@ class DriverSteps:
     # --- in -------------------------------------------------------------------------------------
 
     async def restore(
-        self, ref: ProcessRef, free_bytes: int, claims_bytes: Sequence[int] = ()
+        self, ref: ProcessRef, seen: GpuLook, claims_bytes: Sequence[int] = ()
     ) -> None:
-        """Bring back ``ref`` into room that was promised; it stays locked. ``free_bytes`` are free
+        """Bring back ``ref`` into room that was promised; it stays locked. ``seen`` is the GPU
         now; room of one of ``claims_bytes`` is claimed first (``GpuRoom.claims_bytes``)."""
-        error = await self._try_restore(ref, free_bytes, claims_bytes)
+        error = await self._try_restore(ref, seen, claims_bytes)
         if error is not None and error.code == MOVER_DIED:
             # As for a checkpoint: the driver may still work on it, and says "checkpointed".
-            error = await self._try_restore(ref, free_bytes)
+            error = await self._try_restore(ref, seen)
         if error is not None and error.driver_code == OUT_OF_MEMORY:
             # Another program took the room. Drivers known today keep what they have taken, and
             # never restore after this (#44); they say so when asked once more.
-            error = await self._try_restore(ref, free_bytes)
+            error = await self._try_restore(ref, seen)
         if error is None:
             self._parts.failures.forget(ref)
             return
@@ -202,14 +203,14 @@ class DriverSteps:
         may_be_final = error.driver_code != OUT_OF_MEMORY
         may_be_final = may_be_final and refused.reason is not Reason.NOT_PERMITTED
         if may_be_final and self._parts.failures.is_final(ref, error):
-            raise Stop(await self._lost(ref, error, free_bytes)) from error
+            raise Stop(await self._lost(ref, error, seen)) from error
         raise Stop(refused) from error
 
     async def _try_restore(
-        self, ref: ProcessRef, free_bytes: int, claims_bytes: Sequence[int] = ()
+        self, ref: ProcessRef, seen: GpuLook, claims_bytes: Sequence[int] = ()
     ) -> GpuError | None:
         """Restore ``ref``; return the error, or ``None`` if it is back or has ended. Raises
-        ``Stop`` if it can never come back. ``free_bytes`` were free before the first try. Only the
+        ``Stop`` if it can never come back. ``seen`` is the GPU before the first try. Only the
         first try claims room: after it, the driver may have taken that room for ``ref``."""
         try:
             if claims_bytes:
@@ -222,15 +223,20 @@ class DriverSteps:
                 return None
             stuck = error.driver_code == OPERATING_SYSTEM and may_control(ref.pid)
             if state is CheckpointState.FAILED or stuck:
-                raise Stop(await self._lost(ref, error, free_bytes)) from error
+                raise Stop(await self._lost(ref, error, seen)) from error
             return error
         return None
 
-    async def _lost(self, ref: ProcessRef, error: GpuError, free_bytes: int) -> Lost:
+    async def _lost(self, ref: ProcessRef, error: GpuError, seen: GpuLook) -> Lost:
         """Record the loss, with the bytes that the failed restore has taken, for which NVML names
-        no owner.
+        no owner. Others may have come back meanwhile.
         """
-        held_bytes = max(0, free_bytes - await self._parts.gpu.free_bytes())
+        held_bytes, gpu = 0, self._parts.gpu
+        with suppress(GpuError):  # it is lost, whatever NVML says
+            now = await gpu.look()
+            if now.free_bytes is None:
+                now = replace(now, free_bytes=await gpu.free_bytes())
+            held_bytes = max(0, _explained_bytes(seen) - _explained_bytes(now))
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is not None:
             held_bytes = min(held_bytes, size_bytes)
@@ -285,3 +291,7 @@ class DriverSteps:
 
     def _left_s(self) -> float:
         return max(0.0, (self.deadline_ns - clock.now_ns()) / NS_PER_S)
+
+
+def _explained_bytes(look: GpuLook) -> int:
+    return (look.free_bytes or 0) + sum(look.bytes_by_pid.values())

@@ -257,7 +257,7 @@ class Performer:
         self, step: PlanStep, seen: GpuLook, claims: Mapping[ProcessRef, list[int]]
     ) -> None:
         ref = step.process.ref
-        await self._driver.restore(ref, seen.free_bytes or 0, claims[ref])
+        await self._driver.restore(ref, seen, claims[ref])
 
     def _claims(self, step: PlanStep, seen: GpuLook, spare_bytes: int | None) -> list[int]:
         """Return how much room to claim for a process (``GpuRoom.claims_bytes``). One of unknown

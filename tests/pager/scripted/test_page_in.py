@@ -86,13 +86,35 @@ def test_what_a_failed_restore_keeps_is_told(machine: Machine, pager: SessionPag
     out(machine, pager)
 
     def grabs() -> int:
-        machine.outside = 7 * MIB
+        machine.nameless = 7 * MIB
         return 2
 
     machine.faults["restore", 1] = [grabs, 304]
     outcome = pager.page_in(TARGET, soon_ns())
     assert isinstance(outcome, Lost)
     assert "It holds 7 MiB of GPU memory until it is restarted." in outcome.detail
+
+
+def test_what_others_took_is_not_told_as_held_by_a_failed_restore(
+    machine: Machine, pager: SessionPager
+) -> None:
+    """The first process comes back at the same time."""
+    out(machine, pager)
+    machine.faults["restore", 2] = [304]
+    outcome = pager.page_in(TARGET, soon_ns())
+    assert isinstance(outcome, Lost)
+    assert "holds" not in outcome.detail
+
+
+def test_a_loss_is_told_though_nvml_fails(machine: Machine, pager: SessionPager) -> None:
+    out(machine, pager)
+
+    def fails() -> int:
+        machine.nvml_fails = True
+        return 304
+
+    machine.faults["restore", 2] = [fails]
+    assert isinstance(pager.page_in(TARGET, soon_ns()), Lost)
 
 
 def test_room_that_vanishes_half_way(machine: Machine, pager: SessionPager) -> None:
