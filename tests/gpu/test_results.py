@@ -56,7 +56,7 @@ def test_nvml_results() -> None:
 
 NO_DRIVER = """
 import kiwi_core.gpu, kiwi_core.gpu.driver as driver, kiwi_core.gpu.nvml as nvml
-import kiwi_core.pager.pager, sys
+import kiwi_core.pager.session_pager, sys
 from kiwi_core.errors import GpuError
 assert not {"cuda.bindings", "cuda.core", "pynvml"} & set(sys.modules)
 assert driver.library_path() == ""
