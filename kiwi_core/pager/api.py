@@ -41,12 +41,10 @@ __all__ = [
 @dataclass(frozen=True)
 class Target:
     """A session as the pager sees it: the root process (the kernel). Each call looks up which
-    descendants use the GPU, because they come and go. ``left_out`` are processes of the
-    session that this call leaves alone."""
+    descendants use the GPU, because they come and go."""
 
     session: SessionId
     root: ProcessRef
-    left_out: frozenset[ProcessRef] = frozenset()
 
 
 @dataclass(frozen=True)
