@@ -49,7 +49,7 @@ _ASK_AGAIN_S: Final = (0.1, 1.0, 5.0, 20.0, 60.0)
 """Times between questions about a process on which a call hangs. Each question may occupy a mover
 for its whole time limit, and there may be several such processes."""
 
-_AT_ONCE: Final = 4
+AT_ONCE: Final = 4
 """Most calls of one operation at a time: half of the movers that there may be. Somebody else must
 be able to ask meanwhile, and more would only compete for one bus, and for RAM."""
 
@@ -84,7 +84,7 @@ class Parts:
 
 async def few_at_once(calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T | BaseException]:
     """Make ``calls``, a few at a time; return their results and errors, in order."""
-    places = asyncio.Semaphore(_AT_ONCE)
+    places = asyncio.Semaphore(AT_ONCE)
 
     async def placed(call: Callable[[], Awaitable[_T]]) -> _T:
         async with places:

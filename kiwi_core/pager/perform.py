@@ -18,7 +18,7 @@ from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers.errors import Hung
 from kiwi_core.pager import plan
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.driver_steps import DriverSteps, Parts, few_at_once
+from kiwi_core.pager.driver_steps import AT_ONCE, DriverSteps, Parts, few_at_once
 from kiwi_core.pager.ending import Stop, refusal
 from kiwi_core.pager.footprints import PageOutReading
 from kiwi_core.pager.plan import INVERSE, PlanStep, Verb
@@ -227,7 +227,7 @@ class Performer:
         return moved_bytes
 
     async def restore(self, steps: Sequence[PlanStep], reservation: Reservation) -> int:
-        """Have the driver bring back processes, which stay locked; return the bytes. All at once,
+        """Have the driver bring back processes, which stay locked; return the bytes. A few at once,
         unless somebody outside Kiwi may take their room: then it is claimed for one after the
         other."""
         refs = [step.process.ref for step in steps]
@@ -240,7 +240,7 @@ class Performer:
             reservation.spare_bytes, reservation.restores = spare_bytes, len(left)
             seen = await self._room(reservation)
             claims = {step.process.ref: self._claims(step, seen, spare_bytes) for step in left}
-            now = left[:1] if any(claims.values()) else left
+            now = left[: 1 if any(claims.values()) else AT_ONCE]
             await self._all(now, partial(self._restore_one, seen=seen, claims=claims))
             for step in now:
                 reservation.spend(self._parts.footprints.get(step.process.ref))

@@ -135,6 +135,22 @@ def test_room_that_vanishes_half_way(machine: Machine, pager: SessionPager) -> N
     moved(pager.page_in(TARGET, soon_ns()))
 
 
+def test_room_that_vanishes_while_the_first_of_many_come_back(
+    machine: Machine, pager: SessionPager
+) -> None:
+    machine.states.update(dict.fromkeys(range(1, 7), RUNNING))
+    machine.sizes = dict.fromkeys(range(1, 7), 10 * MIB)
+    moved(pager.page_out(TARGET, soon_ns()))
+
+    def grab() -> int:
+        machine.outside = 45 * MIB
+        return 0
+
+    machine.faults["restore", 1] = [grab]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert set(machine.states.values()) == {OUT}
+
+
 @pytest.mark.parametrize("state", [OUT, FAILED])
 def test_what_can_never_come_back_is_lost_and_the_rest_runs(
     machine: Machine, pager: SessionPager, state: CheckpointState
