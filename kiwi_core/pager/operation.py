@@ -43,7 +43,7 @@ it again."""
 
 
 class SessionOperation:
-    """Performs ``suspend``, ``resume``, ``page_out``, ``page_in`` or ``rest_out`` once, by ``run``.
+    """Performs ``suspend``, ``resume``, ``page_out``, ``page_in`` … once, by ``run``.
 
     ``room_wait_ns`` is the longest wait for room in the GPU.
     """
@@ -92,7 +92,9 @@ class SessionOperation:
         """Page out. If the session is out already, also move what its libraries have left in the
         GPU: the scheduler asks a second time only if room is short."""
         look = await self._look()
-        if not plan.libraries_out(look):
+        if plan.libraries_out(look):
+            self._check_movable(plan.driver_part(look))  # they make room first: the rest is later
+        else:
             await self._check(plan.driver_part(look), look)
         look = await self._stop_all(look)
         owned = plan.libraries_out(look)
@@ -139,13 +141,11 @@ class SessionOperation:
         self._parts.footprints.drop([one.ref for one in look])
         return self._moved(moved_bytes)
 
-    async def rest_out(self, least_bytes: int = -1) -> Moved:
-        """Let the driver take what libraries have left in the GPU, more than ``least_bytes``, of
-        those that yield to it."""
+    async def residues_out(self) -> Moved:
+        """Let the driver take what libraries have left in the GPU, for another session's sake: not
+        if it is being paged in."""
         look = await self._look()
-        yielded = await self._performer.yielded(plan.rest_out(look, least_bytes))
-        look = await self._check(yielded, look)
-        return self._moved(await self._performer.take(plan.take(yielded), look))
+        return await self._take_rest(look) if plan.may_be_cleared(look) else self._moved(0)
 
     async def _rest_out(self, look: SessionLook, least_bytes: int = -1) -> Outcome:
         """Do that as an operation of its own: if it fails, the rest stays in the GPU, and the
@@ -153,16 +153,17 @@ class SessionOperation:
         if not plan.rest_out(look, least_bytes):
             return self._moved(0)
         rest = SessionOperation(self._parts, self._target, self._deadline_ns)
-        outcome = await rest.run(lambda operation: operation.rest_out(least_bytes))
+        outcome = await rest.run(lambda operation: operation._take_rest(look, least_bytes))
         await self._read_again()
         return outcome
 
-    async def residues_out(self) -> Moved:
-        """Do that for another session's sake: not if it is being paged in."""
-        look = await self._look()
-        if not plan.may_be_cleared(look):
-            return self._moved(0)
-        return await self.rest_out()
+    async def _take_rest(self, look: SessionLook, least_bytes: int = -1) -> Moved:
+        """Let the driver take what libraries have left in the GPU, more than ``least_bytes``, of
+        those that yield to it."""
+        self._performer.found(look)
+        yielded = await self._performer.yielded(plan.rest_out(look, least_bytes))
+        look = await self._check(yielded, look)
+        return self._moved(await self._performer.take(plan.take(yielded), look))
 
     async def refusal_for_ram(self) -> Moved:
         """Refuse if RAM surely has no room for the session, which is not disturbed."""
@@ -244,9 +245,7 @@ class SessionOperation:
         """
         if not taken:
             return look
-        for one in taken:
-            if (why := self._parts.unmovable.why(one.ref)) is not None:
-                raise Stop(Refused(why.reason, str(why)))
+        self._check_movable(taken)
         gpu = self._parts.gpu
         if look.gpu.free_bytes is None:
             free_bytes = await gpu.free_bytes()
@@ -262,6 +261,11 @@ class SessionOperation:
             if refused is not None:
                 raise Stop(refused)
         return look
+
+    def _check_movable(self, taken: Sequence[SessionProcess]) -> None:
+        for one in taken:
+            if (why := self._parts.unmovable.why(one.ref)) is not None:
+                raise Stop(Refused(why.reason, str(why)))
 
     def _lacks_ram(self, taken: Sequence[SessionProcess], look: SessionLook) -> Refused | None:
         parts, pids = self._parts, [one.ref.pid for one in taken]

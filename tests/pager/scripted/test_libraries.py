@@ -290,3 +290,13 @@ def test_a_library_moves_its_process_though_the_driver_hangs_on_it(
     pager = pager_of(machine, Libraries(machine, p1=8 * MIB))
     moved(pager.page_out(TARGET, soon_ns()))
     assert machine.calls == ["shut 1", "page-out 1"]
+
+
+def test_a_child_that_must_not_be_moved_is_known_before_libraries_move(
+    machine: Machine, both: Libraries
+) -> None:
+    """Otherwise their memory goes out and back at each try."""
+    why = WhyUnmovable("It uses managed memory.", "It stays in the GPU.")
+    pager = pager_of(machine, both, known_unmovable=lambda ref: why if ref.pid == 2 else None)
+    refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    assert machine.calls == []
