@@ -22,6 +22,7 @@ def allow(peer: Peer, arena_bytes: int) -> None:
 def test_memory_above_the_limit_is_given_back(stage: Stage) -> None:
     program = stage.program("init()", PYTHONPATH=SUPPORT)
     peer = stage.daemon.peer()
+    allow(peer, arena_bytes=-1)
     program.do("from owner_calls import *; a = make(40 * MIB, 1)")
     eventually(lambda: peer.state["arena_bytes"] >= 40 * MIB)
     allow(peer, arena_bytes=0)
@@ -52,5 +53,22 @@ def test_limits_end_with_their_connection(stage: Stage) -> None:
     program.do("from owner_calls import *; a = make(40 * MIB, 1)")
     assert program.get("arena()['pinned']") == 0
     peer.drop()
-    stage.daemon.peer(2)
+    peer = stage.daemon.peer(2)
+    assert peer.do("page-out")["outcome"] == "moved"
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert peer.state["arena_bytes"] >= 40 * MIB, "the old limit would take it back"
+    allow(peer, arena_bytes=-1)
+    eventually(lambda: program.get("arena()['pinned']") >= 40 * MIB)
+
+
+def test_nothing_is_pinned_before_the_first_limit(stage: Stage) -> None:
+    """A program that owns less than the smallest piece would pin one and give it back at once."""
+    program = stage.program("init()", PYTHONPATH=SUPPORT)
+    peer = stage.daemon.peer()
+    program.do("from owner_calls import *; a = make(40 * MIB, 1)")
+    eventually(lambda: peer.state["resident_bytes"] >= 40 * MIB)
+    assert peer.do("page-out")["outcome"] == "moved"
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert program.get("arena()['pinned']") == 0
+    allow(peer, arena_bytes=-1)
     eventually(lambda: program.get("arena()['pinned']") >= 40 * MIB)

@@ -154,6 +154,7 @@ static bool handle_welcome(const struct kp_message *m) {
     }
     if (!welcomed) {
         welcomed = true;
+        kp_arena_await_limit();
         kp_alone_end();
         kp_link_set_connected(true);
         if (kp_gate_is_shut()) kp_gate_ask_again();

@@ -34,6 +34,9 @@ void kp_arena_enable(bool on);
 /* Limits the host memory that is held in advance, for speed. Called by the link. Free memory above the limit
  * is given back in the background; a page-out takes what it needs all the same. */
 void kp_arena_allow(uint64_t bytes);
+/* Pins nothing more before the next kp_arena_allow. Called by the link when a daemon welcomes it: the first limit
+ * comes a quarter of a second later, and is often less than what would have been pinned by then. */
+void kp_arena_await_limit(void);
 /* Sets how much memory may have to be paged out. Called by the owner when that changes. Memory far above it is
  * given back. */
 void kp_arena_aim(uint64_t bytes);

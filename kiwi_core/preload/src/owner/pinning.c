@@ -23,6 +23,7 @@
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
 static uint64_t aim, keep = UINT64_MAX, allowed = UINT64_MAX;
 static bool enabled, started, refused;
+static bool limit_awaited; /* nothing is pinned before the daemon has set its first limit */
 static bool stopped, idle; /* the thread must leave the driver alone; the thread sleeps */
 
 static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
@@ -45,7 +46,7 @@ static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
  * NULL while memory is out: the pieces that hold it become free and are pinned later, and the driver may be about
  * to lock the program. */
 static struct kp_piece *next_to_pin(void) {
-    if (!enabled || refused || kp_arena_totals.pinned >= aim) return NULL;
+    if (!enabled || refused || limit_awaited || kp_arena_totals.pinned >= aim) return NULL;
     if (__atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED)) return NULL;
     for (struct kp_piece *p = kp_pieces; p; p = p->next) {
         if (!p->pinned && !p->busy && p->free_units == p->units) return p;
@@ -156,9 +157,16 @@ void kp_arena_enable(bool on) {
 void kp_arena_allow(uint64_t bytes) {
     pthread_mutex_lock(&kp_arena_mu);
     if (bytes > allowed) refused = false;
-    bool changed = bytes != allowed;
+    bool changed = bytes != allowed || limit_awaited;
     allowed = bytes;
+    limit_awaited = false;
     if (changed && (enabled || kp_arena_total_bytes() > bytes)) kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_await_limit(void) {
+    pthread_mutex_lock(&kp_arena_mu);
+    limit_awaited = true;
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
