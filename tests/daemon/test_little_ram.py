@@ -31,14 +31,14 @@ class Stage:
     def __init__(self, root: Path) -> None:
         self.notices: list[UserNotice] = []
         connection: Any = SimpleNamespace(send=self.notices.append)
-        self.member = SessionRecord(id=SessionId("k1"), ref=REF, uid=0, connection=connection)
+        self.record = SessionRecord(id=SessionId("k1"), ref=REF, uid=0, connection=connection)
         self.links: list[Any] = []
         self.root = root
         self._write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
         self._write("proc/77/cgroup", "0::/job\n")
         self._write("sys/fs/cgroup/job/memory.max", f"{8 * GIB}\n")
         self.uses(2)
-        self.little_ram = LittleRam({self.member.id: self.member}.get, lambda _id: self.links, root)
+        self.little_ram = LittleRam({self.record.id: self.record}.get, lambda _id: self.links, root)
 
     def uses(self, gib: int) -> None:
         self._write("sys/fs/cgroup/job/memory.current", f"{gib * GIB}\n")
@@ -47,7 +47,7 @@ class Stage:
         size_bytes = int(gib * GIB)
         process = ProcessMemory(REF, Residency.RESIDENT, size_bytes)
         seen = Observation(True, Residency.RESIDENT, size_bytes, 0, processes=(process,))
-        self.little_ram.seen(self.member.target, seen)
+        self.little_ram.seen(self.record.target, seen)
 
     def _write(self, path: str, text: str) -> None:
         file = self.root / path
@@ -76,7 +76,7 @@ def test_a_session_with_too_little_ram_gets_one_notice_with_the_number_to_ask_fo
 
 def test_the_notice_says_whether_the_session_may_be_ended(stage: Stage) -> None:
     stage.little_ram = LittleRam(
-        {stage.member.id: stage.member}.get, lambda _id: [], stage.root, 900.0
+        {stage.record.id: stage.record}.get, lambda _id: [], stage.root, 900.0
     )
     stage.sees(7)
     [notice] = stage.notices
@@ -101,9 +101,9 @@ def test_what_a_library_holds_in_reserve_takes_its_part(stage: Stage) -> None:
 
 
 def test_a_session_without_a_connection_gets_the_notice_when_it_is_back(stage: Stage) -> None:
-    connection, stage.member.connection = stage.member.connection, None
+    connection, stage.record.connection = stage.record.connection, None
     stage.sees(7)
-    stage.member.connection = connection
+    stage.record.connection = connection
     stage.sees(7)
     assert stage.notices
 

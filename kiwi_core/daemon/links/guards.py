@@ -38,32 +38,32 @@ class Guards:
         self._links = links
         self._feed = feed
 
-    def set_ungated(self, member: SessionRecord, ungated: str) -> None:
+    def set_ungated(self, record: SessionRecord, ungated: str) -> None:
         """Record why the client's own process has no gate, as the client reports; "": it has one,
         or does not know.
         """
-        member.ungated = ungated
-        self._report_guard(member)
+        record.ungated = ungated
+        self._report_guard(record)
 
     def seen(self, target: Target, seen: Observation) -> None:
         """Take an observation of a session."""
-        member = self._registry.get(target.session)
-        if member is None or not seen.alive:
+        record = self._registry.get(target.session)
+        if record is None or not seen.alive:
             return
-        gated = self._gated(member.id)
+        gated = self._gated(record.id)
         using = {memory.ref for memory in seen.processes if memory.resident_bytes > 0}
         # A process whose memory is out has none in the GPU, and still no gate when it is back.
-        earlier = {ref for ref in member.bare if processes.alive(ref)}
-        member.bare = frozenset((using | earlier) - gated)
-        member.in_driver = bool(seen.processes)
-        self._report_guard(member)
-        self._report_stopped(member, seen.stopped)
+        earlier = {ref for ref in record.bare if processes.alive(ref)}
+        record.bare = frozenset((using | earlier) - gated)
+        record.in_driver = bool(seen.processes)
+        self._report_guard(record)
+        self._report_stopped(record, seen.stopped)
 
     def stopped(self, session: SessionId, why: str) -> None:
         """Record why a session that cannot be observed now is stopped; "": it runs."""
-        member = self._registry.get(session)
-        if member is not None:
-            self._report_stopped(member, why)
+        record = self._registry.get(session)
+        if record is not None:
+            self._report_stopped(record, why)
 
     def _gated(self, session: SessionId) -> set[ProcessRef]:
         """Return the processes that have the library. A lost connection comes back soon, unless the
@@ -74,23 +74,23 @@ class Guards:
             if link.connected or link.expected or link.report.residency is not Residency.RESIDENT
         }
 
-    def _report_guard(self, member: SessionRecord) -> None:
+    def _report_guard(self, record: SessionRecord) -> None:
         # A client's word about itself counts only once its program uses the driver: an unguarded
         # session is never stopped, so a false claim must not keep the GPU from others.
-        guarded = not (member.ungated and member.in_driver) and not member.bare
-        if guarded is member.guarded:
+        guarded = not (record.ungated and record.in_driver) and not record.bare
+        if guarded is record.guarded:
             return
-        member.guarded = guarded
-        pids = sorted(ref.pid for ref in member.bare)
-        log.info("guard changed", session=member.id, guarded=guarded, bare=pids)
-        self._feed(ev.GuardChanged(session=member.id, guarded=guarded))
+        record.guarded = guarded
+        pids = sorted(ref.pid for ref in record.bare)
+        log.info("guard changed", session=record.id, guarded=guarded, bare=pids)
+        self._feed(ev.GuardChanged(session=record.id, guarded=guarded))
 
-    def _report_stopped(self, member: SessionRecord, why: str) -> None:
-        if why == member.stopped:
+    def _report_stopped(self, record: SessionRecord, why: str) -> None:
+        if why == record.stopped:
             return
-        member.stopped = why
-        log.info("stopped" if why else "continued", session=member.id, why=why)
+        record.stopped = why
+        log.info("stopped" if why else "continued", session=record.id, why=why)
         if why:
-            self._feed(ev.SessionStopped(session=member.id, why=why))
+            self._feed(ev.SessionStopped(session=record.id, why=why))
         else:
-            self._feed(ev.SessionContinued(session=member.id))
+            self._feed(ev.SessionContinued(session=record.id))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kiwi_core.daemon.links.host_share import Holder
+from kiwi_core.daemon.links.host_share import RamUser
 from kiwi_core.daemon.links.link import Link
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
@@ -57,12 +57,12 @@ class HostBudget:
 
     def arena_bytes(self) -> int:
         """Return what all libraries hold together, including paged-out memory."""
-        return sum(holder(link).held_bytes for link in self._links.everybody())
+        return sum(ram_user(link).held_bytes for link in self._links.everybody())
 
     def _taken_bytes(self) -> int:
         """Return what is paged out, or held and given back on demand."""
         links = self._links.everybody()
-        return self._out_bytes() + sum(holder(link).reclaimable_bytes for link in links)
+        return self._out_bytes() + sum(ram_user(link).reclaimable_bytes for link in links)
 
     def _out_bytes(self) -> int:
         """Return what is paged out; a library's claim counts only as far as its process has RAM."""
@@ -84,12 +84,12 @@ class HostBudget:
         return self._read_last[what]
 
 
-def holder(link: LinkedProcess) -> Holder:
+def ram_user(link: LinkedProcess) -> RamUser:
     """Return what the process of ``link`` holds, by its own report, as far as that is credible."""
     report = link.report
     held_bytes = max(report.arena_bytes, report.paged_out_bytes)
     if isinstance(link, Link) and link.doubted:
         held_bytes = report.paged_out_bytes
-    return Holder(
+    return RamUser(
         report.resident_bytes + report.paged_out_bytes, report.paged_out_bytes, held_bytes
     )

@@ -24,7 +24,7 @@ STEP_BYTES: Final = 64 * MIB
 
 
 @dataclass(frozen=True)
-class Holder:
+class RamUser:
     """One process, as it reports itself. ``out_bytes`` are paged out; ``held_bytes`` is all its
     system RAM, including these. ``owned_bytes`` is all that a page-out would have to hold."""
 
@@ -38,7 +38,7 @@ class Holder:
         return max(0, self.held_bytes - self.out_bytes)
 
 
-def divide(budget_bytes: int, others_bytes: int, holders: Sequence[Holder]) -> list[int]:
+def divide(budget_bytes: int, others_bytes: int, users: Sequence[RamUser]) -> list[int]:
     """Return the bytes that each may hold in reserve, including what is paged out.
 
     Each may hold what it owns. If the budget does not suffice, all get the same, but none more than
@@ -46,10 +46,10 @@ def divide(budget_bytes: int, others_bytes: int, holders: Sequence[Holder]) -> l
 
     ``others_bytes`` are paged out and held by no library.
     """
-    shares = [one.out_bytes for one in holders]
+    shares = [one.out_bytes for one in users]
     left_bytes = max(0, budget_bytes - budget_bytes // SPARED - others_bytes - sum(shares))
     wanted = sorted(
-        (_rounded_up(one.owned_bytes - one.out_bytes), i) for i, one in enumerate(holders)
+        (_rounded_up(one.owned_bytes - one.out_bytes), i) for i, one in enumerate(users)
     )
     for done, (most_bytes, i) in enumerate(wanted):
         equal_bytes = left_bytes // (len(wanted) - done) // STEP_BYTES * STEP_BYTES
@@ -62,15 +62,15 @@ def _rounded_up(size_bytes: int) -> int:
     return -(-size_bytes // STEP_BYTES) * STEP_BYTES
 
 
-def who_gives_back(lacking_bytes: int, holders: Sequence[Holder]) -> list[int]:
-    """Return the indices in ``holders`` of those that give back all RAM that is only for speed,
+def who_gives_back(lacking_bytes: int, users: Sequence[RamUser]) -> list[int]:
+    """Return the indices in ``users`` of those that give back all RAM that is only for speed,
     until it suffices. The largest come first, so that few have to start again.
     """
     found: list[int] = []
-    by_size = sorted(range(len(holders)), key=lambda i: -holders[i].reclaimable_bytes)
+    by_size = sorted(range(len(users)), key=lambda i: -users[i].reclaimable_bytes)
     for i in by_size:
-        if lacking_bytes <= 0 or not holders[i].reclaimable_bytes:
+        if lacking_bytes <= 0 or not users[i].reclaimable_bytes:
             break
         found.append(i)
-        lacking_bytes -= holders[i].reclaimable_bytes
+        lacking_bytes -= users[i].reclaimable_bytes
     return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kiwi_core import clock
-from kiwi_core.daemon.links.host_budget import holder
+from kiwi_core.daemon.links.host_budget import ram_user
 from kiwi_core.daemon.links.host_share import divide, who_gives_back
 from kiwi_core.daemon.links.link import Link
 from kiwi_core.units import NS_PER_S
@@ -89,11 +89,11 @@ class LibraryRam:
         links = self._links.everybody()
         self._told = {link: said for link in links if (said := self._told.get(link)) is not None}
         inside = [link for link in links if link.session is not None]
-        holders = [holder(link) for link in inside]
+        users = [ram_user(link) for link in inside]
         budget_bytes, others_bytes = self._budget.budget_bytes(), self._budget.others_bytes()
-        shares = dict(zip(inside, divide(budget_bytes, others_bytes, holders), strict=True))
+        shares = dict(zip(inside, divide(budget_bytes, others_bytes, users), strict=True))
         for link in self._squeezed(inside):
-            shares[link] = holder(link).out_bytes
+            shares[link] = ram_user(link).out_bytes
         for link in links:
             self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0)))
 
@@ -113,7 +113,7 @@ class LibraryRam:
         """Make room for a page-out of all that ``links`` (of one session) own, beyond the RAM that
         they already hold for it."""
         more_bytes = sum(
-            max(0, one.report.resident_bytes - holder(one).reclaimable_bytes) for one in links
+            max(0, one.report.resident_bytes - ram_user(one).reclaimable_bytes) for one in links
         )
         session = next((link.session for link in links if isinstance(link, Link)), None)
         if session is None:
@@ -172,7 +172,7 @@ class LibraryRam:
         squeezed = self._squeezed(self._links.everybody())
         now_s = clock.now_s()
         for link in squeezed:
-            holds_bytes = holder(link).reclaimable_bytes
+            holds_bytes = ram_user(link).reclaimable_bytes
             held_bytes, since_s = asked.get(link, (holds_bytes + 1, now_s))
             if holds_bytes < held_bytes:
                 asked[link] = holds_bytes, now_s
@@ -194,4 +194,4 @@ class LibraryRam:
             return []
         claimants = {claim.session for claim in self._claims}
         others = [link for link in links if link.connected and link.session not in claimants]
-        return [others[i] for i in who_gives_back(lacking_bytes, [holder(x) for x in others])]
+        return [others[i] for i in who_gives_back(lacking_bytes, [ram_user(x) for x in others])]

@@ -90,9 +90,9 @@ class Links(LinkedProcesses):
     def paged_out(self) -> tuple[Target, ...]:
         found = []
         for session, links in list(self._by_session.items()):
-            member = self._registry.get(session)
-            if member is not None and all(map(all_out, links)):
-                found.append(member.target)
+            record = self._registry.get(session)
+            if record is not None and all(map(all_out, links)):
+                found.append(record.target)
         return tuple(found)
 
     async def perform(
@@ -150,9 +150,9 @@ class Links(LinkedProcesses):
     def nearest(self, link: Link, but: SessionRecord | None = None) -> SessionRecord | None:
         """Return the session (not ``but``) to which the process belongs, if its user has one."""
         for candidate in link.above:
-            member = self._registry.of_process(candidate)
-            if member is not None and member is not but and member.uid == link.uid:
-                return member
+            record = self._registry.of_process(candidate)
+            if record is not None and record is not but and record.uid == link.uid:
+                return record
         return None
 
     def hello(self, ref: ProcessRef, uid: int, name: str) -> Link:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import structlog
 
 from kiwi_core.daemon import user_texts
-from kiwi_core.daemon.links.host_budget import holder
+from kiwi_core.daemon.links.host_budget import ram_user
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 from kiwi_core.states import Notice
@@ -42,7 +42,7 @@ class LittleRam:
     ``end_after_s`` as in ``user_texts.little_ram``.
     """
 
-    _member: Callable[[SessionId], SessionRecord | None]
+    _record: Callable[[SessionId], SessionRecord | None]
     _links: Callable[[SessionId], Iterable[LinkedProcess]]
     _root: Path = Path("/")
     _end_after_s: float = 0.0
@@ -51,25 +51,25 @@ class LittleRam:
     """The most GPU memory of each session for which the limits were read."""
 
     def seen(self, target: Target, seen: Observation) -> None:
-        member = self._member(target.session)
-        if member is None or member.connection is None or member in self._told:
+        record = self._record(target.session)
+        if record is None or record.connection is None or record in self._told:
             return
-        checked_bytes = self._checked_bytes.get(member, 0)
+        checked_bytes = self._checked_bytes.get(record, 0)
         if seen.resident_bytes <= checked_bytes + checked_bytes // GROWN_SHARE:
             return
-        self._checked_bytes[member] = seen.resident_bytes
+        self._checked_bytes[record] = seen.resident_bytes
         # A library's reserve counts in the group already, and takes part of what goes out.
-        reserve_bytes = sum(holder(link).reclaimable_bytes for link in self._links(member.id))
+        reserve_bytes = sum(ram_user(link).reclaimable_bytes for link in self._links(record.id))
         pids = [one.ref.pid for one in seen.processes if one.resident_bytes]
         more_bytes = max(0, seen.resident_bytes - reserve_bytes)
         try:
             lacking = host.shortage(pids, more_bytes, self._root)
         except GpuError as error:
-            log.warning("the memory limits cannot be read", session=member.id, why=str(error))
+            log.warning("the memory limits cannot be read", session=record.id, why=str(error))
             return
         if lacking is None:
             return
-        self._told.add(member)
+        self._told.add(record)
         text, remedy = user_texts.little_ram(str(lacking), self._end_after_s)
-        log.info("notice", session=member.id, notice=Notice.LITTLE_RAM.value, detail=str(lacking))
-        member.connection.send(UserNotice(notice=Notice.LITTLE_RAM, text=text, remedy=remedy))
+        log.info("notice", session=record.id, notice=Notice.LITTLE_RAM.value, detail=str(lacking))
+        record.connection.send(UserNotice(notice=Notice.LITTLE_RAM, text=text, remedy=remedy))
