@@ -193,9 +193,8 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/pager/operation.py",
-        "                    if round_ + 1 == _ROUNDS or not "
-        "plan.driver_in(look):\n                        raise\n",
-        "                    raise\n",
+        "if round_ + 1 == _ROUNDS or not plan.driver_in(look):",
+        "if True:",
         PAGER,
     ),
     Mutation(

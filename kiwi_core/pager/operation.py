@@ -132,6 +132,7 @@ class SessionOperation:
                     # A call that a killed caller left behind may have taken effect only now.
                     look = await self._look()
                     if round_ + 1 == _ROUNDS or not plan.driver_in(look):
+                        self._performer.leave_in()
                         raise
                     reservation.need_bytes = self._performer.reservation(look).need_bytes
             look = self._freed(look)

@@ -75,6 +75,11 @@ class Performer:
         self._done.clear()
         self._taken.clear()
 
+    def leave_in(self) -> None:
+        """What the driver has brought back stays in, though a process cannot be released: nothing
+        is gained by moving it all out again before the next try."""
+        self._done = [step for step in self._done if step.verb != "restore"]
+
     # --- performing -----------------------------------------------------------------------------
 
     async def perform(self, steps: Sequence[PlanStep], until_ns: int | None = None) -> None:

@@ -252,7 +252,7 @@ def test_a_process_that_cannot_be_taken_again_is_named(machine: Machine) -> None
     libraries.faults["yield", 2] = [refuses()]
     answer = refused(pager.page_in(TARGET, soon_ns()), Reason.DRIVER)
     assert "Process 2 is back in the GPU but suspended: said no" in answer.detail
-    assert machine.states == {1: OUT, 2: RUNNING}
+    assert machine.states == {1: LOCKED, 2: RUNNING}
 
 
 def test_what_starts_while_libraries_move_out_is_locked_before_it_is_measured(

@@ -181,6 +181,19 @@ def test_a_child_that_ends_meanwhile_is_no_error(
     assert pager.export_footprints() == {}
 
 
+def test_what_is_back_and_cannot_be_released_is_not_moved_out_again(
+    machine: Machine, pager: SessionPager
+) -> None:
+    out(machine, pager)
+    machine.faults["unlock", 2] = [999, 999]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.DRIVER)
+    assert machine.states == {1: LOCKED, 2: LOCKED}, "none runs while another is held"
+    machine.calls.clear()
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.calls == ["unlock 1", "unlock 2"]
+    assert pager.export_footprints() == {}
+
+
 def test_a_paged_out_process_is_not_merely_resumed(machine: Machine, pager: SessionPager) -> None:
     out(machine, pager)
     answer = refused(pager.resume(TARGET, soon_ns()), Reason.DRIVER)
