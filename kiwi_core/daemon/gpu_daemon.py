@@ -319,7 +319,9 @@ class GpuDaemon:
             self._links, lambda: self._pager.export_footprints(),
             config.host_reserve_bytes, machine.fixed_budget_bytes,
         )  # fmt: skip
-        self._library_ram = LibraryRam(self._links, self._budget)
+        self._library_ram = LibraryRam(
+            self._links, self._budget, lambda: self._core.scheduler.crowded
+        )
         self._links.ram_for = self._library_ram.room_for
         self._pager: SessionPager = SessionPager(
             RemoteDriver(machine.movers), machine.memory, config, links=self._links,

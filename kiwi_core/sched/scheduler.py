@@ -192,6 +192,14 @@ class Scheduler:
         Empty for an unknown session."""
         return self._st.stories.lines(session)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the memory of all sessions, in the GPU and out of it, does not fit into it at
+        once, so that page-outs are likely."""
+        sessions = self._st.sessions.values()
+        all_bytes = sum(one.resident_bytes + one.paged_out_bytes for one in sessions)
+        return all_bytes + self._st.margin_bytes > self._st.capacity_bytes
+
     def may_release(self, session: SessionId) -> bool:
         """Return whether ``ReleaseRequested`` has an effect: it is at rest, or on its way out."""
         known = self._st.sessions.get(session)

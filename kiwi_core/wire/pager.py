@@ -116,9 +116,12 @@ class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
 
 class PagerLimits(Message, frozen=True, kw_only=True, tag="pager-limits"):
     """``arena_bytes`` is the system RAM that the library may hold in reserve, paged-out memory
-    included; it soon gives back the rest. -1: the library's own rule. No answer."""
+    included; it soon gives back the rest. -1: the library's own rule. ``ahead``: a page-out is
+    likely, so the library copies memory ahead into that reserve while it has no lease. No answer.
+    """
 
     arena_bytes: Limit
+    ahead: bool = False
 
 
 class Room(Message, frozen=True, kw_only=True, tag="room"):

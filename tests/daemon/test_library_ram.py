@@ -72,7 +72,8 @@ class Machine:
         self.budget_bytes = budget_gib * GIB
         self.links: list[Link] = []
         there: Any = SimpleNamespace(everybody=lambda: tuple(self.links))
-        self.ram = LibraryRam(there, Budget(self, there))
+        self.crowded = False
+        self.ram = LibraryRam(there, Budget(self, there), lambda: self.crowded)
 
     def library(self, name: str, resident_gib: int, *, out_gib: int = 0, held_gib: int = 0) -> Link:
         link = Link(ProcessRef(len(self.links) + 1, 1), 0, session=SessionId(name))
@@ -119,6 +120,19 @@ def gives_back(link: Link) -> None:
 
 def soon_ns() -> int:
     return time.monotonic_ns() + 60 * NS_PER_S
+
+
+def test_all_copy_ahead_while_the_gpu_is_crowded() -> None:
+    async def story() -> None:
+        machine = Machine(64)
+        links = [machine.library(name, 10) for name in "ab"]
+        for crowded in (False, True, False):
+            machine.crowded = crowded
+            machine.ram.changed()
+            for link in links:
+                await machine.await_limits(link, lambda limits: limits.ahead is crowded)  # noqa: B023
+
+    asyncio.run(story())
 
 
 def test_each_is_told_its_share_once() -> None:

@@ -42,6 +42,17 @@ def test_paged_out_memory_of_a_replaced_program_counts_no_longer() -> None:
     assert not scheduler.handle(ev.LeaseRequested(session=A, burst=1), 4)[1:], "granted at once"
 
 
+def test_a_gpu_is_crowded_once_the_memory_of_all_does_not_fit() -> None:
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
+    scheduler.handle(ev.SessionJoined(session=A), 1)
+    seen = ev.MemoryObserved(free_bytes=GIB, resident_bytes={A: 7 * GIB})
+    scheduler.handle(seen, 2)
+    assert not scheduler.crowded
+    out = ev.SessionJoined(session=B, residency=Residency.PAGED_OUT, paged_out_bytes=GIB)
+    scheduler.handle(out, 3)
+    assert scheduler.crowded, "nothing would be left to spare"
+
+
 def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
     now_ns = 0

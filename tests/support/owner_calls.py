@@ -79,6 +79,27 @@ def fault(kind: str, skip: int = 0, count: int = 1) -> None:
     library.kiwi_preload_test_fault(FAULTS.index(kind), skip, count)
 
 
+def arm() -> None:
+    """Take the lease away, as the daemon does."""
+    library.kiwi_preload_test_arm(1)
+
+
+def disarm() -> None:
+    """Give it back. What was copied ahead is of no use any more."""
+    library.kiwi_preload_test_arm(0)
+    forget()
+
+
+def ahead() -> bool:
+    """Copy memory ahead of a page-out; return whether all was copied."""
+    return bool(library.kiwi_preload_test_ahead())
+
+
+def forget() -> None:
+    """Give up the copies that were made ahead."""
+    library.kiwi_preload_test_forget()
+
+
 def prepare() -> None:
     """Pin host memory in the background, as with a daemon."""
     library.kiwi_preload_test_arena(1)

@@ -21,7 +21,7 @@ from kiwi_core.units import NS_PER_S
 from kiwi_core.wire.pager import PagerLimits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from kiwi_core.daemon.base.connection import Connection
     from kiwi_core.daemon.base.steps import Step
@@ -63,9 +63,14 @@ class RamClaim:
 
 
 class LibraryRam:
-    def __init__(self, links: Links, budget: HostBudget) -> None:
+    """``crowded`` returns whether page-outs are likely: then libraries copy memory ahead."""
+
+    def __init__(
+        self, links: Links, budget: HostBudget, crowded: Callable[[], bool] = lambda: False
+    ) -> None:
         self._links = links
         self._budget = budget
+        self._crowded = crowded
         self._loop = asyncio.get_running_loop()
         self._told: dict[Link, tuple[Connection, PagerLimits]] = {}
         self._due: asyncio.TimerHandle | None = None
@@ -94,8 +99,9 @@ class LibraryRam:
         shares = dict(zip(inside, divide(budget_bytes, others_bytes, users), strict=True))
         for link in self._squeezed(inside):
             shares[link] = ram_user(link).out_bytes
+        ahead = self._crowded()
         for link in links:
-            self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0)))
+            self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0), ahead=ahead))
 
     def _tell(self, link: Link, limits: PagerLimits) -> None:
         """Send ``limits`` to a link that has reported its state, unless it has them already."""

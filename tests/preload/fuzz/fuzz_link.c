@@ -85,6 +85,8 @@ bool kp_move_all_in(void) { return !out; }
 void kp_arena_enable(bool on) { (void)on; }
 void kp_arena_allow(uint64_t bytes) { (void)bytes; }
 void kp_arena_await_limit(void) {}
+bool kp_move_ahead(bool (*stop)(void)) { return !stop(); }
+void kp_move_forget_ahead(void) {}
 void kp_arena_books(struct kp_arena_books *books) { memset(books, 0, sizeof *books); }
 bool kp_arena_stop(bool on, int64_t until_ns) { return !on || until_ns > 0; }
 void kp_move_in(int64_t until_ns, struct kp_outcome *o) {

@@ -56,5 +56,8 @@ TEST(void) kiwi_preload_test_fault(int kind, int skip, int count) {
 }
 TEST(void) kiwi_preload_test_arena(int enable) { kp_arena_enable(enable); }
 TEST(void) kiwi_preload_test_allow(uint64_t bytes) { kp_arena_allow(bytes); }
+static bool never(void) { return false; }
+TEST(int) kiwi_preload_test_ahead(void) { return kp_move_ahead(never); }
+TEST(void) kiwi_preload_test_forget(void) { kp_move_forget_ahead(); }
 TEST(void) kiwi_preload_test_arena_books(struct kp_arena_books *books) { kp_arena_books(books); }
 TEST(void) kiwi_preload_test_machine(uint64_t bytes) { __atomic_store_n(&kp_machine_bytes, bytes, __ATOMIC_RELAXED); }

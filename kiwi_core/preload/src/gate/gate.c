@@ -284,8 +284,18 @@ void kp_gate_ask_again(void) {
     futex_wake(&kp_gate_state); /* whoever waits asks */
 }
 
+static uint64_t epoch = 1;
+
+uint64_t kp_gate_epoch(void) { return GET(epoch); }
+
+bool kp_gate_is_still(uint64_t *now) {
+    *now = GET(epoch);
+    return kp_gate_is_armed() && no_capture() && nobody_inside();
+}
+
 void kp_gate_arm(bool armed) {
     if (!armed) {
+        __atomic_fetch_add(&epoch, 1, __ATOMIC_SEQ_CST);
         clear(ARMED);
         return;
     }

@@ -47,6 +47,9 @@ bool kp_gate_shut(int64_t until_ns);
 /* Opens the gate, or returns it to armed if the last kp_gate_arm was true. */
 void kp_gate_open(void);
 void kp_gate_arm(bool armed);
+/* Returns whether no gated call is inside, and none can enter before `*epoch` changes. For the pager thread only. */
+bool kp_gate_is_still(uint64_t *epoch);
+uint64_t kp_gate_epoch(void); /* changes before an armed gate lets calls pass; never 0 */
 bool kp_gate_is_closed(void);
 bool kp_gate_is_shut(void);
 bool kp_gate_is_armed(void);

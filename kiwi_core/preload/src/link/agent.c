@@ -154,6 +154,7 @@ static int patience_ms(int64_t now_ns) {
                                            : dialled_ns + WELCOME_NS;
     if (more_ns < until_ns) until_ns = more_ns;
     if (kp_pager_due_ns() < until_ns) until_ns = kp_pager_due_ns();
+    if (kp_pager_ahead_due_ns() < until_ns) until_ns = kp_pager_ahead_due_ns();
     if (until_ns > now_ns + LOOK_NS) until_ns = now_ns + LOOK_NS;
     return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / MS) + 1;
 }
@@ -183,12 +184,18 @@ static void cut_off(int64_t now_ns) {
     lose(now_ns);
 }
 
+static bool something_came(void) {
+    struct pollfd polled[] = {{.fd = kp_link_wake_fd(), .events = POLLIN}, {.fd = kp_wire.socket.fd, .events = POLLIN}};
+    return poll(polled, 2, 0) != 0;
+}
+
 static void once(void) {
     int64_t now_ns = kp_now_ns();
     if (kp_wire.socket.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
     if (kp_wire.socket.fd >= 0 && !kp_protocol_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
     if (kp_wire.socket.fd >= 0 && (!kp_protocol_send_due(now_ns) || !kp_wire_flush(&kp_wire))) cut_off(now_ns);
     kp_pager_look(now_ns);
+    if (kp_pager_ahead_due_ns() <= now_ns) kp_pager_ahead(something_came);
     if (kp_alone_due_ns() <= now_ns && alone_ns() <= now_ns) kp_alone(now_ns);
     wait_for_something();
 }

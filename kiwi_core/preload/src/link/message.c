@@ -42,6 +42,7 @@ static const struct member {
     MEMBER(ROOM, "granted", BOOL, granted, true),
     MEMBER(ROOM, "detail", TEXT, text, false),
     MEMBER(LIMITS, "arena_bytes", INTEGER, arena_bytes, true),
+    MEMBER(LIMITS, "ahead", BOOL, ahead, false),
 #undef MEMBER
 };
 

@@ -33,6 +33,7 @@ struct kp_message {
     int64_t request;                          /* room */
     bool granted;
     int64_t arena_bytes;                      /* pager-limits; below 0: no limit by the daemon */
+    bool ahead;                               /* pager-limits */
     bool fatal;                               /* error */
     char code[64], text[512], remedy[512];
 };

@@ -113,6 +113,43 @@ static void hold(int64_t until_ns, struct kp_outcome *o) {
     let_go();
 }
 
+/* ---- ahead of a page-out: the gate has been armed for a while, and the memory is in the GPU ---- */
+
+static const int64_t AHEAD_AFTER_NS = 1000000000, AHEAD_PAUSE_MAX_NS = 64 * (int64_t)1000000000;
+static bool ahead; /* the daemon wants it: not all sessions fit */
+static int64_t ahead_due_ns = INT64_MAX, ahead_pause_ns;
+
+static void plan_ahead(void) {
+    ahead_pause_ns = AHEAD_AFTER_NS;
+    ahead_due_ns = ahead && kp_owning() && kp_gate_is_armed() ? kp_now_ns() + AHEAD_AFTER_NS : INT64_MAX;
+}
+
+void kp_pager_gate(bool open) {
+    kp_gate_arm(!open);
+    if (open) kp_move_forget_ahead();
+    plan_ahead();
+}
+
+void kp_pager_want_ahead(bool wanted) {
+    if (wanted == ahead) return;
+    ahead = wanted;
+    if (!ahead) kp_move_forget_ahead();
+    plan_ahead();
+}
+
+int64_t kp_pager_ahead_due_ns(void) { return held || draining ? INT64_MAX : ahead_due_ns; }
+
+void kp_pager_ahead(bool (*stop)(void)) {
+    if (kp_move_ahead(stop)) {
+        ahead_due_ns = INT64_MAX;
+        return;
+    }
+    ahead_due_ns = kp_now_ns() + ahead_pause_ns;
+    if (ahead_pause_ns < AHEAD_PAUSE_MAX_NS) ahead_pause_ns *= 2;
+}
+
+/* ---- orders ---- */
+
 static void page_out(int64_t until_ns, struct kp_outcome *o) {
     struct kp_books books;
     bool was_held = held, was_out = out;
@@ -140,6 +177,7 @@ static void page_in(int64_t until_ns, struct kp_outcome *o) {
     if (o->what == KP_REFUSED) return;
     set(&out, false);
     if (held || draining) let_go();
+    plan_ahead();
 }
 
 static void let_run(struct kp_outcome *o) {
@@ -177,8 +215,6 @@ void kp_pager_do(const struct kp_message *order, struct kp_outcome *o, struct kp
     };
 }
 
-void kp_pager_gate(bool open) { kp_gate_arm(!open); }
-
 bool kp_pager_yielded(void) {
     return __atomic_load_n(&held, __ATOMIC_ACQUIRE) && (!kp_owning() || __atomic_load_n(&yielded, __ATOMIC_ACQUIRE));
 }
@@ -186,7 +222,7 @@ bool kp_pager_yielded(void) {
 bool kp_pager_away(void) { return __atomic_load_n(&out, __ATOMIC_ACQUIRE) || kp_pager_yielded(); }
 
 void kp_pager_lost(void) {
-    kp_gate_arm(false);
+    kp_pager_gate(true);
     if (draining || (held && !out && !kp_pager_yielded())) let_go();
 }
 

@@ -10,6 +10,11 @@
 void kp_pager_do(const struct kp_message *order, struct kp_outcome *outcome, struct kp_done *done);
 
 void kp_pager_gate(bool open);   /* by the daemon's message: calls pass, or ask for the lease first */
+/* Copies memory ahead of a page-out while the gate is armed, if the daemon wants that, when kp_pager_ahead_due_ns has
+ * come. `stop` says that something else is to do. */
+void kp_pager_want_ahead(bool wanted);
+int64_t kp_pager_ahead_due_ns(void);
+void kp_pager_ahead(bool (*stop)(void));
 /* Returns whether the gate is shut and the driver may have the process. The library cannot ask the driver
  * whether it has the process: that call may crash. Only an order of a daemon opens such a gate. This is the
  * case in a library that is only a gate, and in one that owns memory once the daemon has told it to yield.

@@ -207,6 +207,14 @@ static bool handle_do(const struct kp_message *m) {
            queue(kp_write_done(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), &done));
 }
 
+static void handle_limits(const struct kp_message *m) {
+    struct kp_arena_books host;
+    kp_arena_books(&host);
+    bool less = m->arena_bytes >= 0 && (uint64_t)m->arena_bytes < host.pinned + host.pageable;
+    kp_pager_want_ahead(m->ahead && !less); /* copies ahead must not keep what is to be given back */
+    kp_arena_allow(m->arena_bytes < 0 ? UINT64_MAX : (uint64_t)m->arena_bytes);
+}
+
 bool kp_protocol_receive(const char *line, size_t length) {
     static struct kp_message m; /* large, and only one thread comes here */
     kp_message_read(line, length, &m);
@@ -228,7 +236,7 @@ bool kp_protocol_receive(const char *line, size_t length) {
         caught_up = true;
         unanswered = 0;
         return true;
-    case KP_MESSAGE_LIMITS: kp_arena_allow(m.arena_bytes < 0 ? UINT64_MAX : (uint64_t)m.arena_bytes); return true;
+    case KP_MESSAGE_LIMITS: handle_limits(&m); return true;
     case KP_MESSAGE_ROOM: kp_link_answer_room((uint64_t)m.request, m.granted); return true;
     default: return true;
     }

@@ -112,14 +112,14 @@ static void give(struct kp_copy *copy) {
     *copy = (struct kp_copy){0};
 }
 
-bool kp_arena_take(struct kp_copy *copy, size_t bytes) {
+static bool take(struct kp_copy *copy, size_t bytes, bool only_pinned) {
     size_t left = (bytes + KP_ARENA_UNIT - 1) / KP_ARENA_UNIT;
     *copy = (struct kp_copy){0};
     pthread_mutex_lock(&kp_arena_mu);
     while (left) {
         size_t got = take_from(copy, NULL, true, left);
-        if (!got) got = take_from(copy, NULL, false, left);
-        if (!got) {
+        if (!got && !only_pinned) got = take_from(copy, NULL, false, left);
+        if (!got && !only_pinned) {
             struct kp_piece *p = kp_piece_grow(left * KP_ARENA_UNIT);
             if (p) got = take_from(copy, p, false, left);
         }
@@ -130,6 +130,9 @@ bool kp_arena_take(struct kp_copy *copy, size_t bytes) {
     pthread_mutex_unlock(&kp_arena_mu);
     return left == 0;
 }
+
+bool kp_arena_take(struct kp_copy *copy, size_t bytes) { return take(copy, bytes, false); }
+bool kp_arena_take_pinned(struct kp_copy *copy, size_t bytes) { return take(copy, bytes, true); }
 
 void kp_arena_give(struct kp_copy *copy) {
     if (copy->count == 0) return;

@@ -47,6 +47,7 @@ bool kp_arena_stop(bool on, int64_t until_ns);
 /* Called when there is a new context, or a pass is over: the pageable pieces that it left free may be pinned. */
 void kp_arena_wake(void);
 bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken */
+bool kp_arena_take_pinned(struct kp_copy *copy, size_t bytes); /* never adds a piece, nor takes pageable memory */
 void kp_arena_give(struct kp_copy *copy);
 uint64_t kp_arena_room(void); /* returns the bytes that can be taken now */
 void kp_arena_context_gone(CUcontext ctx);

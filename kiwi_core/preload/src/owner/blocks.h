@@ -26,6 +26,7 @@ struct kp_chunk { /* the memory of one handle */
     size_t bytes;
     enum kp_where where;
     struct kp_copy copy; /* host memory; complete unless where is KP_IN */
+    uint64_t epoch; /* while KP_IN: the gate's epoch in which `copy` was completed (ahead.c); 0: none */
 };
 
 struct kp_slot {

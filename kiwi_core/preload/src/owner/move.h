@@ -32,6 +32,11 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *outcome);
  * Refused: no-room, driver. Nothing more is in the GPU than before, and the caller can try again. Lost: the
  * context is broken. */
 void kp_move_in(int64_t until_ns, struct kp_outcome *outcome);
+/* Copies memory ahead of a page-out; it stays in the GPU. Returns false if not all was copied: the gate is not armed or
+ * was opened, the GPU works, no pinned memory is left, or `stop` says that something else is to do. With the gate
+ * armed. */
+bool kp_move_ahead(bool (*stop)(void));
+void kp_move_forget_ahead(void); /* gives back the host memory of such copies */
 bool kp_move_all_in(void); /* true: no owned memory is in host memory only */
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/kiwi_preload.h"
 #include "base/real.h"
+#include "gate/gate.h"
 #include "owner/pass.h"
 
 #define SCRUB_WAIT_NS 200000000ll /* the driver scrubs freed memory before it can be allocated again */
@@ -46,7 +47,8 @@ static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight
     (void)p, (void)lane;
     if (f.chunk->where == KP_IN || f.chunk->where == KP_OUT) return CUDA_SUCCESS;
     kp_bytes_moved(f.chunk, KP_IN);
-    kp_arena_give(&f.chunk->copy);
+    if (kp_gate_is_armed()) f.chunk->epoch = kp_gate_epoch(); /* nothing can change it yet: the copy stays right */
+    else kp_arena_give(&f.chunk->copy);
     return CUDA_SUCCESS;
 }
 

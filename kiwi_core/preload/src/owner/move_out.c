@@ -49,6 +49,7 @@ static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flig
     struct kp_chunk *c = f.chunk;
     if (c->where == KP_OUT) return CUDA_SUCCESS;
     if (c->where == KP_ARRIVING) return leave(p, f); /* a page-in was broken off: the host copy counts */
+    if (kp_copied_ahead(c)) return leave(p, f);
     if (kp_now_ns() >= p->until_ns) return CUDA_ERROR_NOT_READY;
     CUresult rc = kp_lane_full(lane) ? land_out(p, lane) : CUDA_SUCCESS;
     if (rc != CUDA_SUCCESS) return rc;

@@ -43,6 +43,8 @@ struct kp_pass {
     size_t block_count;
     uint64_t bytes;
     bool host_full; /* system memory ran out, not GPU memory */
+    uint64_t epoch; /* copies ahead: the gate's epoch when they began, and whether something else is to do */
+    bool (*stop)(void);
 };
 
 bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o); /* false: no memory */
@@ -53,6 +55,7 @@ void kp_pass_refuse(struct kp_outcome *o, const char *reason, const char *what, 
 typedef CUresult (*kp_chunk_fn)(struct kp_pass *p, struct kp_lane *lane, struct kp_flight flight);
 CUresult kp_pass_each(struct kp_pass *p, struct kp_lane *lane, struct kp_ctx *ctx, kp_chunk_fn fn);
 
+bool kp_copied_ahead(const struct kp_chunk *c); /* ahead.c; true: its copy is as good as its memory */
 CUresult kp_pass_all_in(struct kp_pass *p); /* move_in.c; also when a page-out is broken off */
 
 #endif
