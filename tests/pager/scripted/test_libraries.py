@@ -300,3 +300,15 @@ def test_a_child_that_must_not_be_moved_is_known_before_libraries_move(
     pager = pager_of(machine, both, known_unmovable=lambda ref: why if ref.pid == 2 else None)
     refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
     assert machine.calls == []
+
+
+def test_what_was_suspended_before_is_suspended_again_when_another_one_refuses(
+    machine: Machine,
+) -> None:
+    libraries = Libraries(machine, p1=8 * MIB, p2=8 * MIB)
+    pager = pager_of(machine, libraries)
+    moved(pager.suspend(TARGET, soon_ns()))
+    libraries.faults["page-out", 2] = [refuses()]
+    refused(pager.page_out(TARGET, soon_ns()), Reason.LOCK_TIMEOUT)
+    reports = [one.report.residency for one in libraries.everybody()]
+    assert reports == [Residency.SUSPENDED, Residency.SUSPENDED]

@@ -140,6 +140,20 @@ def test_what_a_session_left_free_outlives_the_daemon(
     assert successor.export_page_out_readings() == {}
 
 
+def test_the_margin_is_that_of_those_that_are_left(machine: Machine, pager: SessionPager) -> None:
+    """Four of six come back at once. Nobody knows what their page-out left free."""
+    machine.total, machine.hidden = 1000 * MIB, 6 * MIB
+    machine.sizes = dict.fromkeys(range(1, 7), 10 * MIB)
+    machine.states.update(dict.fromkeys(machine.sizes, OUT))
+    pager.import_footprints({ProcessRef(pid, 0): size for pid, size in machine.sizes.items()})
+    machine.outside = machine.total - 108 * MIB
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert machine.calls == [], "60, 6 times 8, and a hundredth"
+    machine.outside -= MIB
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
 def test_the_margin_grows_with_the_need() -> None:
     machine = Machine()
     machine.total, machine.outside = 80 * 1024 * MIB, 1024 * MIB
