@@ -64,6 +64,28 @@ def test_ctrl_z_hinders_no_page_out_and_keeps_its_program_stopped(world: LinkedW
     assert session.digest() == before
 
 
+COUNTED = """
+from kiwi_core.pager import session_pager
+went_on = []
+real = session_pager.continued
+session_pager.continued = lambda refs: (went_on.append(1), real(refs))[1]
+"""
+
+
+def test_what_ram_cannot_take_is_not_continued_for_the_try(world: LinkedWorld) -> None:
+    """It is tried again and again."""
+    caller = world.new_pager(host_bytes=3 * MIB)
+    session = start(world, 4 * MIB)
+    caller.patch(COUNTED)
+    os.kill(session.pid, signal.SIGSTOP)
+    wait_until(lambda: state(session.pid) == "T", "it stands still")
+    refused(caller.page_out(session.target, soon_ns()), Reason.NO_HOST_MEMORY)
+    assert caller.worker.get("len(went_on)") == 0
+    os.kill(session.pid, signal.SIGCONT)
+    refused(caller.page_out(session.target, soon_ns()), Reason.NO_HOST_MEMORY)
+    assert caller.worker.get("len(went_on)") == 1
+
+
 STOPPED_LATE = """
 import contextlib, os, signal, time
 from pathlib import Path
