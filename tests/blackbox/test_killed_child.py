@@ -48,9 +48,9 @@ def test_killed(when: str, leader: str) -> None:
         assert family.get(f"child.get('take({its})')") == "None"
         child = int(family.get("child.pid"))
         family.wait_rests()
-        other = box.program("other", "--pager", "inprocess")
         if when == "paging-out":
-            gpu.copy_at(SLOW)
+            gpu.copy_at(SLOW)  # before anybody can want its room
+        other = box.program("other", "--pager", "inprocess")
         other.ask("take(200)")
         if when != "paging-out":
             box.wait_session("family", lambda s: s["state"] == "paged-out", "it is out")
