@@ -14,7 +14,18 @@ from cuda.bindings import driver
 
 MIB = 1 << 20
 WITHIN_NS = 20_000_000_000
-FAULTS = ("create", "map", "unmap", "copy_out", "copy_in", "pin", "host", "stall", "reserve")
+FAULTS = (
+    "create",
+    "map",
+    "unmap",
+    "copy_out",
+    "copy_in",
+    "pin",
+    "host",
+    "stall",
+    "reserve",
+    "access",
+)
 KINDS = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy", "gpu", "plain")
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 library.kiwi_preload_test_check.restype = ctypes.c_char_p
@@ -38,7 +49,7 @@ def _numbers(function: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 def books() -> dict[str, int]:
     unowned = tuple(f"unowned_{kind}" for kind in KINDS)
-    names = ("owned", "resident", "out", *unowned, "overhead")
+    names = ("owned", "resident", "out", *unowned, "overhead", "driven")
     return _numbers(library.kiwi_preload_test_books, names)
 
 

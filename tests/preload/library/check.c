@@ -5,8 +5,8 @@
 
 static void recount(struct kp_block *b, void *arg) {
     struct kp_books *n = arg;
-    n->owned += b->chunk_count ? b->bytes : 0;
-    for (unsigned i = 0; i < b->chunk_count; i++) {
+    n->owned += b->chunk_count && !b->stays ? b->bytes : 0;
+    for (unsigned i = 0; i < b->chunk_count && !b->stays; i++) {
         const struct kp_chunk *c = &b->chunks[i];
         *(c->where == KP_IN ? &n->resident : &n->out) += c->bytes;
     }
@@ -17,6 +17,7 @@ const char *kp_own_check(void) {
     struct kp_books n = {0}, said;
     pthread_mutex_lock(&kp_table_mu);
     kp_table_each(recount, &n);
+    kp_vmm_each(recount, &n);
     pthread_mutex_unlock(&kp_table_mu);
     kp_own_books(&said);
     return n.owned != said.owned                      ? "owned"

@@ -16,6 +16,7 @@ enum kp_fault {
     KP_FAULT_HOST,     /* no host memory */
     KP_FAULT_STALL,    /* no copy is seen to end */
     KP_FAULT_RESERVE,  /* no addresses */
+    KP_FAULT_ACCESS,   /* to the program's own mappings */
     KP_FAULTS
 };
 

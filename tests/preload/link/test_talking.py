@@ -312,13 +312,13 @@ def test_no_room_is_asked_for_where_the_process_has_no_addresses_left(stage: Sta
     assert peer.of("want-room") == []
 
 
-def test_a_handle_of_owned_memory_is_for_sharing_it(stage: Stage) -> None:
-    program = stage.program("init(); p = alloc(8 * MIB)")
+@pytest.mark.parametrize("own", ["0", "1"])
+def test_memory_of_cu_mem_alloc_has_no_handle(stage: Stage, own: str) -> None:
+    """Frameworks find out in this way whether they may share memory by a handle."""
+    program = stage.program("init(); p = alloc(8 * MIB)", KIWI_PRELOAD_OWN=own)
     peer = stage.daemon.peer()
-    program.do("h = ck(driver.cuMemRetainAllocationHandle(p))")
-    eventually(lambda: peer.state["unowned"].get("ipc") == 1)
-    program.do("ck(driver.cuMemRelease(h))")
-    eventually(lambda: not peer.state["unowned"].get("ipc"))
+    assert program.get("int(driver.cuMemRetainAllocationHandle(p)[0])") == 1
+    assert not peer.state["unowned"].get("ipc")
 
 
 def test_exported_memory_counts_as_shared_until_the_program_ends(stage: Stage) -> None:

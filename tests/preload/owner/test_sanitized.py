@@ -34,7 +34,7 @@ def compile_all(
     """Compile and return the objects, including the driver's: the sanitizer must see into it."""
     objects = []
     for i, source in enumerate(sources):
-        objects.append(str(directory / f"{i}-{source.name}.o"))
+        objects.append(str(directory / f"{i}-{source.parent.name}-{source.name}.o"))
         subprocess.run(
             [*command, "-O0", *sanitize, "-c", str(source), "-o", objects[-1]], check=True
         )

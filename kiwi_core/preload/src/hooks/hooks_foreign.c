@@ -2,10 +2,8 @@
 #include "hooks/hooks.h"
 
 #include "base/real.h"
-#include "owner/blocks.h"
+#include "hooks/roomed.h"
 #include "owner/foreign.h"
-#include "owner/room.h"
-#include "owner/spare.h"
 
 /* Counts memory for a generated wrapper, whose file includes no header with types. */
 void kp_wrapped_foreign(int count) {
@@ -15,33 +13,12 @@ void kp_wrapped_foreign(int count) {
 
 /* ---- the calls ---- */
 
-static bool here(CUdevice device) { return __atomic_load_n(&kp_gpu.known, __ATOMIC_ACQUIRE) && device == kp_gpu.device; }
-
-static bool current_is_here(void) {
-    CUdevice device;
-    return kp_real.cuCtxGetDevice(&device) == CUDA_SUCCESS && here(device);
-}
-
-/* Makes a `call` that takes about `bytes_` of GPU memory: if there is none, asks the daemon for room, as for owned
- * memory. A call from inside another does not ask: the driver holds locks of its own then. */
-#define ROOMED(result, bytes_, here_, call)                                                          \
-    do {                                                                                             \
-        bool entered_ = kp_gate_enter();                                                             \
-        struct kp_room room_ = {.asks = entered_ && kp_owning()};                                    \
-        while ((result = (call)) == CUDA_ERROR_OUT_OF_MEMORY) {                                      \
-            room_.bytes = (bytes_); /* read only now: the driver has judged the arguments */         \
-            room_.elsewhere = !(here_);                                                              \
-            if (!kp_room_again(&room_, result)) break;                                               \
-        }                                                                                            \
-        kp_gate_leave(entered_);                                                                     \
-    } while (0)
-
 /* Defines the wrapper of an allocating call with the arguments `args`; the memory is recorded by `key`. */
 #define CAME(name, params, args, kind, key, bytes)                                                   \
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
-        ROOMED(result, bytes, current_is_here(), real args);                                         \
+        ROOMED(result, bytes, kp_current_is_here(), real args);                                         \
         if (result == CUDA_SUCCESS) kp_foreign_added(KP_FOREIGN_##kind, (uint64_t)(key), bytes);     \
         if (result == CUDA_ERROR_OUT_OF_MEMORY) kp_need_lacked(bytes);                               \
         return result;                                                                               \
@@ -116,53 +93,6 @@ CAME(cuMipmappedArrayCreate, (CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRI
      (array, d, levels), ARRAY, *array, bytes_of_levels(d, levels))
 GONE(cuArrayDestroy, CUarray, ARRAY)
 GONE(cuMipmappedArrayDestroy, CUmipmappedArray, ARRAY)
-
-/* ---- the program's own virtual memory management ---- */
-
-static bool is_current(CUdevice device) {
-    CUdevice current;
-    return kp_real.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device;
-}
-
-/* The spare memory is that of the current context's GPU; memory on another GPU is not checked. */
-static CUresult create(__typeof__(&cuMemCreate) real, CUmemGenericAllocationHandle *handle, size_t bytes,
-                       const CUmemAllocationProp *prop, unsigned long long flags) {
-    CUresult result = real(handle, bytes, prop, flags);
-    if (result != CUDA_SUCCESS || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return result;
-    if (!is_current(prop->location.id) || !kp_spare_touched(bytes)) return result;
-    kp_real.cuMemRelease(*handle);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
-                            const CUmemAllocationProp *prop, unsigned long long flags) {
-    DRIVER(cuMemCreate);
-    CUresult result;
-    ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && here(prop->location.id),
-           create(real, handle, bytes, prop, flags));
-    if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        kp_foreign_added(KP_FOREIGN_VMM, *handle, bytes);
-    return result;
-}
-
-/* Returns a handle of mapped memory, which a program can pass to other processes: counted as memory that must not
- * be moved. */
-KP_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
-    DRIVER(cuMemRetainAllocationHandle);
-    CUresult result;
-    GATED(result, real(handle, address));
-    if (result == CUDA_SUCCESS) kp_foreign_added(KP_FOREIGN_IPC, *handle, 1);
-    return result;
-}
-
-/* The memory is freed with its last mapping, which as a rule has been undone by now. */
-KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    DRIVER(cuMemRelease);
-    if (!kp_foreign_removed(KP_FOREIGN_IPC, handle)) kp_foreign_removed(KP_FOREIGN_VMM, handle);
-    CUresult result;
-    COUNTED(result, real(handle));
-    return result;
-}
 
 /* ---- from elsewhere ---- */
 

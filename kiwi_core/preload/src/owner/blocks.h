@@ -47,7 +47,9 @@ struct kp_block {
     CUdeviceptr addr;
     size_t bytes, asked; /* asked: 0 for a slab */
     uint64_t id;
-    struct kp_ctx *ctx; /* NULL: not owned, only counted as `foreign` */
+    struct kp_ctx *ctx; /* NULL: not owned, only counted as `foreign`, or an object's */
+    struct kp_object *object; /* of the program's cuMemCreate (handles.h): in no table, with one chunk */
+    bool stays;               /* never moves, and counts as `foreign`; the memory of an allocation otherwise */
     enum kp_foreign foreign;
     bool dead;          /* freed while something was moving, or inside a capture */
     struct kp_block *next_dead;
@@ -113,6 +115,9 @@ struct kp_ctx *kp_ctx_hold_any(void); /* NULL: no context can be held */
 /* Holds and lists the contexts that own memory, except one that is being destroyed; or, without `owners`, all
  * contexts, after waiting until no destruction is under way. Let go of each context, then free() the list. */
 size_t kp_ctx_hold_all(struct kp_ctx ***list, bool owners);
+/* Returns a context of our GPU, held: one that is there, or else one that is made. NULL: none can be had. */
+struct kp_ctx *kp_ctx_lend(bool *made);
+void kp_ctx_take_back(struct kp_ctx *c, bool made); /* lets go of it; `made`: by the above */
 CUresult kp_ctx_push(struct kp_ctx *c);        /* makes c current, in relaxed capture mode */
 void kp_ctx_pop(struct kp_ctx *c);
 CUresult kp_ctx_prepare(struct kp_ctx *c); /* c held: creates what a page-out needs in the GPU */
@@ -127,6 +132,24 @@ CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out);
 void kp_block_end(struct kp_block *b); /* b has left the table, and nothing uses its memory */
 uint64_t kp_block_overhead(const struct kp_block *b); /* kp_table_mu held: bytes that nobody asked for */
 void kp_bytes_moved(struct kp_chunk *c, enum kp_where to); /* changes the chunk's place and the books */
+/* Counts a block that has come (1), or goes (-1): as owned, or as what it is if it is not. */
+void kp_block_count(const struct kp_block *b, int sign);
+
+/* ---- stay.c ---- */
+void kp_block_stays(struct kp_block *b, enum kp_foreign kind); /* kp_table_mu held */
+
+/* ---- handles.c, vmm.c (kp_table_mu held) ---- */
+void kp_vmm_each(void (*fn)(struct kp_block *b, void *arg), void *arg); /* the blocks of the program's objects */
+size_t kp_vmm_count(void);
+void kp_vmm_await_changes(void); /* before a pass begins; kp_table_mu released meanwhile */
+void kp_vmm_pass_over(void);
+
+/* ---- vmm_move.c: while kp_moving keeps the object as it is ---- */
+CUresult kp_object_open(struct kp_object *o); /* sets block->addr to where all of it may be read and written */
+CUresult kp_object_open_for_out(struct kp_object *o); /* likewise; leaves the object to the driver if that fails often */
+void kp_object_close(struct kp_object *o);
+CUresult kp_object_out(struct kp_object *o); /* takes the memory away; after an error all is as before, or ARRIVING */
+CUresult kp_object_in(struct kp_object *o);  /* opened; it may be called again after an error */
 
 /* ---- own.c ---- */
 /* Destroys blocks that could not be destroyed when they were freed; `ending` is the context that the caller

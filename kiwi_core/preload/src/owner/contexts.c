@@ -162,6 +162,25 @@ struct kp_ctx *kp_ctx_hold_any(void) {
     return c;
 }
 
+struct kp_ctx *kp_ctx_lend(bool *made) {
+    CUcontext primary;
+    *made = false;
+    pthread_mutex_lock(&kp_table_mu);
+    struct kp_ctx *c = contexts;
+    while (c && (c->device != kp_gpu.device || !kp_ctx_hold(c))) c = c->next;
+    pthread_mutex_unlock(&kp_table_mu);
+    if (c || kp_real.cuDevicePrimaryCtxRetain(&primary, kp_gpu.device) != CUDA_SUCCESS) return c;
+    c = kp_ctx_of(primary, kp_gpu.device);
+    *made = c != NULL;
+    if (!c) kp_real.cuDevicePrimaryCtxRelease_v2(kp_gpu.device);
+    return c;
+}
+
+void kp_ctx_take_back(struct kp_ctx *c, bool made) {
+    kp_ctx_let_go(c);
+    if (made) kp_own_primary_release(kp_gpu.device);
+}
+
 static __thread CUstreamCaptureMode mode_before;
 
 CUresult kp_ctx_push(struct kp_ctx *c) {

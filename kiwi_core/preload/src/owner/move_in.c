@@ -10,18 +10,15 @@
 #define SCRUB_STEP_NS 5000000ll
 #define ENDING_STEP_NS 1000000ll
 
-static CUresult map_again(struct kp_pass *p, struct kp_flight f) {
+static CUresult map_again(struct kp_pass *p, struct kp_flight *f) {
     int64_t limit = kp_now_ns() + SCRUB_WAIT_NS;
     if (limit > p->until_ns) limit = p->until_ns;
-    CUresult rc = kp_physical_map(f.at, f.chunk->bytes);
+    CUresult rc = kp_flight_back(f);
     while (rc == CUDA_ERROR_OUT_OF_MEMORY && kp_now_ns() < limit) {
         nanosleep(&(struct timespec){.tv_nsec = SCRUB_STEP_NS}, NULL);
-        rc = kp_physical_map(f.at, f.chunk->bytes);
+        rc = kp_flight_back(f);
     }
-    if (rc != CUDA_SUCCESS) return rc;
-    rc = kp_physical_access(f.at, f.chunk->bytes);
-    if (rc == CUDA_SUCCESS) kp_bytes_moved(f.chunk, KP_ARRIVING);
-    else kp_real.cuMemUnmap(f.at, f.chunk->bytes);
+    if (rc == CUDA_SUCCESS) kp_bytes_moved(f->chunk, KP_ARRIVING);
     return rc;
 }
 
@@ -29,7 +26,8 @@ static CUresult send_in(struct kp_pass *p, struct kp_lane *lane, struct kp_fligh
     struct kp_flight landed;
     CUresult rc = CUDA_SUCCESS;
     if (f.chunk->where == KP_IN) return rc;
-    if (f.chunk->where == KP_OUT) rc = map_again(p, f); /* earlier copies run meanwhile */
+    /* Earlier copies run meanwhile. Of an object that is arriving, some mappings may be missing. */
+    if (f.chunk->where == KP_OUT || f.block->object) rc = map_again(p, &f);
     if (rc == CUDA_SUCCESS && kp_lane_full(lane)) rc = kp_lane_land(lane, p->until_ns, &landed);
     if (rc == CUDA_SUCCESS) rc = kp_lane_in(lane, f);
     if (rc == CUDA_SUCCESS) p->bytes += f.chunk->bytes;
@@ -39,7 +37,7 @@ static CUresult send_in(struct kp_pass *p, struct kp_lane *lane, struct kp_fligh
 static CUresult back_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     (void)p, (void)lane;
     if (f.chunk->where != KP_ARRIVING) return CUDA_SUCCESS;
-    if (kp_physical_unmap(f.at, f.chunk->bytes) == CUDA_SUCCESS) kp_bytes_moved(f.chunk, KP_OUT);
+    if (kp_flight_away(f) == CUDA_SUCCESS) kp_bytes_moved(f.chunk, KP_OUT);
     return CUDA_SUCCESS; /* the next page-in copies again into a chunk that stays mapped */
 }
 
@@ -47,6 +45,7 @@ static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight
     (void)p, (void)lane;
     if (f.chunk->where == KP_IN || f.chunk->where == KP_OUT) return CUDA_SUCCESS;
     kp_bytes_moved(f.chunk, KP_IN);
+    kp_flight_over(f);
     if (kp_gate_is_armed()) f.chunk->epoch = kp_gate_epoch(); /* nothing can change it yet: the copy stays right */
     else kp_arena_give(&f.chunk->copy);
     return CUDA_SUCCESS;
@@ -89,7 +88,9 @@ static bool broken(struct kp_pass *p) {
 static void move_in_once(int64_t until_ns, struct kp_outcome *o) {
     struct kp_pass p;
     bool good = kp_pass_begin(&p, until_ns, o);
-    CUresult rc = good ? kp_pass_all_in(&p) : CUDA_ERROR_UNKNOWN;
+    CUresult rc = !good        ? CUDA_ERROR_UNKNOWN
+                  : p.stranded ? CUDA_ERROR_OUT_OF_MEMORY /* for a context to copy with */
+                               : kp_pass_all_in(&p);
     if (rc == CUDA_ERROR_OUT_OF_MEMORY) {
         kp_pass_refuse(o, "no-room", "the GPU has not enough free memory", CUDA_SUCCESS);
     } else if (rc != CUDA_SUCCESS) {
@@ -102,13 +103,14 @@ static void move_in_once(int64_t until_ns, struct kp_outcome *o) {
 
 static void look(struct kp_block *b, void *arg) {
     bool *left = arg;
-    for (unsigned i = 0; b->ctx && i < b->chunk_count; i++) *left = *left || b->chunks[i].where != KP_IN;
+    for (unsigned i = 0; (b->ctx || b->object) && i < b->chunk_count; i++) *left = *left || b->chunks[i].where != KP_IN;
 }
 
 static bool left_out(void) {
     bool left = false;
     pthread_mutex_lock(&kp_table_mu);
     kp_table_each(look, &left);
+    kp_vmm_each(look, &left);
     pthread_mutex_unlock(&kp_table_mu);
     return left;
 }

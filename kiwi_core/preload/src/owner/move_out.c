@@ -32,7 +32,7 @@ static bool all_in(const struct kp_pass *p) {
 }
 
 static CUresult leave(struct kp_pass *p, struct kp_flight f) { /* the chunk's copy is complete */
-    CUresult rc = kp_physical_unmap(f.at, f.chunk->bytes);
+    CUresult rc = kp_flight_away(f);
     if (rc != CUDA_SUCCESS) return rc;
     kp_bytes_moved(f.chunk, KP_OUT);
     p->bytes += f.chunk->bytes;
@@ -57,7 +57,8 @@ static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flig
         p->host_full = true;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return kp_lane_out(lane, f);
+    rc = kp_flight_reach(&f);
+    return rc == CUDA_SUCCESS ? kp_lane_out(lane, f) : rc;
 }
 
 /* Gives back the host memory of incomplete copies, which are of no use. Call this only when nothing can still
@@ -65,8 +66,11 @@ static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flig
 static void forget_unfinished(struct kp_pass *p, struct kp_ctx *ctx) {
     for (size_t i = 0; i < p->block_count; i++) {
         struct kp_block *b = p->blocks[i];
-        for (unsigned k = 0; b->ctx == ctx && k < b->chunk_count; k++)
-            if (b->chunks[k].where == KP_IN) kp_arena_give(&b->chunks[k].copy);
+        for (unsigned k = 0; kp_pass_context(p, b) == ctx && k < b->chunk_count; k++) {
+            if (b->chunks[k].where != KP_IN) continue;
+            kp_flight_over((struct kp_flight){.block = b});
+            kp_arena_give(&b->chunks[k].copy);
+        }
     }
 }
 
@@ -87,7 +91,7 @@ static CUresult release(struct kp_pass *p, struct kp_lane *lane, struct kp_fligh
     struct kp_chunk *c = f.chunk;
     (void)lane;
     if (c->where != KP_OUT) {
-        if (kp_physical_unmap(f.at, c->bytes) != CUDA_SUCCESS) return CUDA_SUCCESS; /* go on with the other chunks */
+        if (kp_flight_away(f) != CUDA_SUCCESS) return CUDA_SUCCESS; /* go on with the other chunks */
         p->bytes += c->bytes;
     }
     kp_arena_give(&c->copy);
@@ -95,13 +99,19 @@ static CUresult release(struct kp_pass *p, struct kp_lane *lane, struct kp_fligh
     return CUDA_SUCCESS;
 }
 
-/* Returns whether a context is broken; if so, its memory is given back, and the outcome says why. */
+/* Returns whether a context is broken; if so, its memory is given back, and the outcome says why. Objects belong to no
+ * context: they are lost only with the last one that could read them. */
 static bool release_broken(struct kp_pass *p) {
-    CUresult error = CUDA_SUCCESS;
+    CUresult error = CUDA_SUCCESS, errors[p->context_count + 1];
+    struct kp_ctx *healthy = NULL;
     for (size_t i = 0; i < p->context_count; i++) {
-        CUresult rc = kp_ctx_synchronize(p->contexts[i]); /* all work has ended: this only gets the error */
-        if (!kp_move_sticky(rc)) continue;
-        error = rc;
+        errors[i] = kp_ctx_synchronize(p->contexts[i]); /* all work has ended: this only gets the error */
+        if (!kp_move_sticky(errors[i])) healthy = p->contexts[i];
+    }
+    if (healthy && p->mover) p->mover = healthy;
+    for (size_t i = 0; i < p->context_count; i++) {
+        if (!kp_move_sticky(errors[i])) continue;
+        error = errors[i];
         kp_pass_each(p, NULL, p->contexts[i], release);
     }
     if (error == CUDA_SUCCESS) return false;
@@ -125,6 +135,11 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
     }
     CUresult rc = CUDA_SUCCESS;
     bool all_was_in = all_in(&p);
+    if (p.stranded) {
+        kp_pass_refuse(o, "driver", "the program has no context left, and none can be made to copy with", CUDA_SUCCESS);
+        kp_pass_end(&p);
+        return;
+    }
     if (host_need(&p) > kp_arena_room()) {
         kp_pass_refuse(o, "no-host-memory", "system memory cannot hold what is in the GPU", CUDA_SUCCESS);
         kp_pass_end(&p);

@@ -16,9 +16,38 @@ static bool held(const struct kp_pass *p, const struct kp_ctx *ctx) {
     return false;
 }
 
+struct kp_ctx *kp_pass_context(const struct kp_pass *p, const struct kp_block *b) {
+    return b->object ? p->mover : b->ctx;
+}
+
 static void remember(struct kp_block *b, void *arg) {
     struct kp_pass *p = arg;
-    if (held(p, b->ctx)) p->blocks[p->block_count++] = b;
+    if (!b->stays && held(p, kp_pass_context(p, b))) p->blocks[p->block_count++] = b;
+}
+
+static void count_object(struct kp_block *b, void *arg) { *(size_t *)arg += !b->stays; }
+
+static bool any_object(void) {
+    size_t count = 0;
+    pthread_mutex_lock(&kp_table_mu);
+    kp_vmm_each(count_object, &count);
+    pthread_mutex_unlock(&kp_table_mu);
+    return count;
+}
+
+/* Objects may outlive all contexts that own memory, and all contexts: then one is lent for the pass. Adds it to those that the
+ * pass holds. */
+static void find_mover(struct kp_pass *p) {
+    if (!any_object()) return;
+    if (!p->context_count) {
+        struct kp_ctx *lent = kp_ctx_lend(&p->lent);
+        free(p->contexts);
+        p->contexts = lent ? malloc(sizeof *p->contexts) : NULL;
+        if (p->contexts) p->contexts[p->context_count++] = lent;
+        else if (lent) kp_ctx_take_back(lent, p->lent);
+    }
+    p->mover = p->context_count ? p->contexts[0] : NULL;
+    p->stranded = !p->mover;
 }
 
 bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {
@@ -26,10 +55,13 @@ bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {
     *p = (struct kp_pass){.began_ns = kp_now_ns(), .until_ns = until_ns, .outcome = o};
     kp_own_end_dead_blocks(NULL);
     p->context_count = kp_ctx_hold_all(&p->contexts, true);
+    find_mover(p);
     pthread_mutex_lock(&kp_table_mu);
-    p->blocks = calloc(kp_table_count() + 1, sizeof *p->blocks);
+    kp_vmm_await_changes();
+    p->blocks = calloc(kp_table_count() + kp_vmm_count() + 1, sizeof *p->blocks);
     if (p->blocks) {
         kp_table_each(remember, p);
+        kp_vmm_each(remember, p);
         kp_moving = true;
     }
     pthread_mutex_unlock(&kp_table_mu);
@@ -39,8 +71,9 @@ bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {
 void kp_pass_end(struct kp_pass *p) {
     pthread_mutex_lock(&kp_table_mu);
     kp_moving = false;
+    kp_vmm_pass_over();
     pthread_mutex_unlock(&kp_table_mu);
-    for (size_t i = 0; i < p->context_count; i++) kp_ctx_let_go(p->contexts[i]);
+    for (size_t i = 0; i < p->context_count; i++) kp_ctx_take_back(p->contexts[i], p->lent);
     free(p->contexts);
     free(p->blocks);
     kp_own_end_dead_blocks(NULL);
@@ -64,11 +97,37 @@ CUresult kp_pass_each(struct kp_pass *p, struct kp_lane *lane, struct kp_ctx *ct
     for (size_t i = 0; i < p->block_count && rc == CUDA_SUCCESS; i++) {
         struct kp_block *b = p->blocks[i];
         CUdeviceptr at = b->addr;
-        if (b->ctx != ctx || dead(b)) continue;
+        if (kp_pass_context(p, b) != ctx || b->stays || dead(b)) continue;
         for (unsigned k = 0; k < b->chunk_count && rc == CUDA_SUCCESS; at += b->chunks[k++].bytes)
             rc = fn(p, lane, (struct kp_flight){b, &b->chunks[k], at});
     }
     return rc;
+}
+
+/* ---- the memory behind a chunk: mapped once by us, or anywhere by the program ---- */
+
+CUresult kp_flight_reach(struct kp_flight *f) {
+    if (!f->block->object) return CUDA_SUCCESS;
+    CUresult rc = kp_object_open_for_out(f->block->object);
+    f->at = f->block->addr;
+    return rc;
+}
+
+CUresult kp_flight_away(struct kp_flight f) {
+    return f.block->object ? kp_object_out(f.block->object) : kp_physical_unmap(f.at, f.chunk->bytes);
+}
+
+CUresult kp_flight_back(struct kp_flight *f) {
+    CUresult rc = f->block->object ? kp_object_in(f->block->object) : kp_physical_map(f->at, f->chunk->bytes);
+    if (f->block->object) f->at = f->block->addr;
+    if (rc != CUDA_SUCCESS || f->block->object) return rc;
+    rc = kp_physical_access(f->at, f->chunk->bytes);
+    if (rc != CUDA_SUCCESS) kp_real.cuMemUnmap(f->at, f->chunk->bytes);
+    return rc;
+}
+
+void kp_flight_over(struct kp_flight f) {
+    if (f.block->object) kp_object_close(f.block->object);
 }
 
 /* ---- copies in flight ---- */

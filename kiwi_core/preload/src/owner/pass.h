@@ -16,6 +16,11 @@ struct kp_flight { /* a chunk that is being copied */
     struct kp_chunk *chunk;
     CUdeviceptr at;
 };
+CUresult kp_flight_reach(struct kp_flight *f); /* sets `at` for a copy out */
+CUresult kp_flight_away(struct kp_flight f);   /* takes the memory away from its addresses */
+CUresult kp_flight_back(struct kp_flight *f);  /* puts new memory there, and sets `at` */
+void kp_flight_over(struct kp_flight f);       /* no copy is under way any more */
+
 struct kp_lane {
     struct kp_ctx *ctx;
     CUevent events[KP_LANE_DEPTH];
@@ -39,6 +44,9 @@ struct kp_pass {
     struct kp_outcome *outcome;
     struct kp_ctx **contexts;
     size_t context_count;
+    struct kp_ctx *mover; /* copies the objects of cuMemCreate, which belong to no context; NULL: there are none */
+    bool lent;            /* the mover is there only for this pass */
+    bool stranded;        /* there are objects, and no mover can be had */
     struct kp_block **blocks; /* the blocks when the pass began; none is destroyed before it is over */
     size_t block_count;
     uint64_t bytes;
@@ -56,6 +64,9 @@ typedef CUresult (*kp_chunk_fn)(struct kp_pass *p, struct kp_lane *lane, struct 
 CUresult kp_pass_each(struct kp_pass *p, struct kp_lane *lane, struct kp_ctx *ctx, kp_chunk_fn fn);
 
 bool kp_copied_ahead(const struct kp_chunk *c); /* ahead.c; true: its copy is as good as its memory */
+/* Returns the context that moves the block. */
+struct kp_ctx *kp_pass_context(const struct kp_pass *p, const struct kp_block *b);
+
 CUresult kp_pass_all_in(struct kp_pass *p); /* move_in.c; also when a page-out is broken off */
 
 #endif

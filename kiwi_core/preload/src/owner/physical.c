@@ -142,8 +142,7 @@ CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out) 
         free(b);
         return rc;
     }
-    kp_books_add(&kp_totals.owned, (int64_t)b->bytes);
-    kp_books_add(&kp_totals.resident, (int64_t)b->bytes);
+    kp_block_count(b, 1);
     kp_need_grew(b->bytes);
     *out = b;
     return CUDA_SUCCESS;
@@ -166,20 +165,25 @@ uint64_t kp_block_overhead(const struct kp_block *b) {
     return b->chunk_count ? b->bytes - asked : 0;
 }
 
+void kp_block_count(const struct kp_block *b, int sign) {
+    if (b->stays || !b->chunk_count) {
+        kp_own_seen_foreign(b->foreign, sign * (int64_t)b->bytes);
+        return;
+    }
+    kp_books_add(&kp_totals.owned, sign * (int64_t)b->bytes);
+    for (unsigned i = 0; i < b->chunk_count; i++)
+        kp_books_add(b->chunks[i].where == KP_IN ? &kp_totals.resident : &kp_totals.out, sign * (int64_t)b->chunks[i].bytes);
+}
+
 void kp_block_end(struct kp_block *b) {
     CUdeviceptr at = b->addr;
+    kp_block_count(b, -1);
     for (unsigned i = 0; i < b->chunk_count; at += b->chunks[i++].bytes) {
         struct kp_chunk *c = &b->chunks[i];
         if (c->where != KP_OUT) kp_real.cuMemUnmap(at, c->bytes);
-        kp_books_add(c->where == KP_IN ? &kp_totals.resident : &kp_totals.out, -(int64_t)c->bytes);
         kp_arena_give(&c->copy);
     }
-    if (b->chunk_count) {
-        kp_books_add(&kp_totals.owned, -(int64_t)b->bytes);
-        kp_real.cuMemAddressFree(b->addr, b->bytes);
-    } else {
-        kp_own_seen_foreign(b->foreign, -(int64_t)b->asked);
-    }
+    if (b->chunk_count) kp_real.cuMemAddressFree(b->addr, b->bytes);
     free(b->slots);
     free(b);
 }
