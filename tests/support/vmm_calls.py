@@ -1,8 +1,9 @@
-"""Virtual memory management as frameworks call it, for programs that run under the preloaded library; with the names of
-``owner_calls``."""
+"""Virtual memory management as frameworks call it, for programs that run under the preloaded
+library; with the names of ``owner_calls``."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from cuda.bindings import driver
@@ -109,3 +110,48 @@ class Segment:
     def end(self) -> None:
         self.shrink(*self.handles)
         ck(driver.cuMemAddressFree(self.at, self.room * self.step))
+
+
+def export(handle: int) -> int:
+    """Return a descriptor that stands for the memory."""
+    return int(ck(driver.cuMemExportToShareableHandle(handle, FD, 0)))
+
+
+def import_from(pid: int, descriptor: int, size: int) -> Allocation:
+    """Map memory that another process has exported."""
+    mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+    handle = int(ck(driver.cuMemImportFromShareableHandle(mine, FD)))
+    os.close(mine)
+    at = reserve(size)
+    map_at(at, size, handle)
+    access(at, size)
+    return Allocation(at, size, "")
+
+
+def sync_memops(at: int, on: int = 1) -> None:
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+    ck(driver.cuPointerSetAttribute(on, attribute, at))
+
+
+def dma_buf(at: int, size: int) -> int:
+    dma = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+    return int(ck(driver.cuMemGetHandleForAddressRange(at, size, dma, 0)))
+
+
+def team(size: int) -> int:
+    """Make a multicast object with one device."""
+    wanted = driver.CUmulticastObjectProp()
+    wanted.numDevices = 1
+    wanted.size = size
+    group = int(ck(driver.cuMulticastCreate(wanted)))
+    ck(driver.cuMulticastAddDevice(group, 0))
+    return group
+
+
+def map_into_array(handle: int) -> str:
+    """Return the name of the driver's answer to a sparse array's mapping of the memory."""
+    one = driver.CUarrayMapInfo()
+    one.memOperationType = driver.CUmemOperationType.CU_MEM_OPERATION_TYPE_MAP
+    one.memHandleType = driver.CUmemHandleType.CU_MEM_HANDLE_TYPE_GENERIC
+    one.memHandle.memHandle = driver.CUmemGenericAllocationHandle(handle)
+    return str(driver.cuMemMapArrayAsync([one], 1, 0)[0].name)

@@ -106,8 +106,8 @@ static void drop_backups(void) {
 
 /* Copies n bytes of the memfd. A hole was never written: it is zero, as the backup is. */
 static bool copy_from_file(const struct ke_phys *p, uint64_t from, uint64_t n) {
-    int fd = ke.devices[p->dev].memfd;
-    off_t at = (off_t)(p->offset + from), data = lseek(fd, at, SEEK_DATA);
+    int fd = ke_phys_fd(p);
+    off_t at = (off_t)(ke_phys_at(p) + from), data = lseek(fd, at, SEEK_DATA);
     bool hole = data < 0 || data >= at + (off_t)n;
     return hole || pread(fd, (char *)p->backup + from, n, at) == (ssize_t)n;
 }
@@ -124,6 +124,7 @@ static void copy_touched(const struct ke_phys *p, uint64_t from, uint64_t n, int
 }
 
 static bool copy_out(struct ke_phys *p, struct ke_pace *pace) {
+    if (p->host) return true;
     p->backup = mmap(NULL, p->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p->backup == MAP_FAILED) {
         p->backup = NULL;
@@ -146,10 +147,10 @@ static bool copy_out(struct ke_phys *p, struct ke_pace *pace) {
 
 /* Copies VMM memory in, at its pace. The backup of an allocation becomes its memory: see map_again(). */
 static bool copy_in(struct ke_phys *p, struct ke_pace *pace) {
-    int fd = ke.devices[p->dev].memfd;
-    for (uint64_t done = 0; done < p->size;) {
+    int fd = ke_phys_fd(p);
+    for (uint64_t done = 0; !p->host && done < p->size;) {
         uint64_t n = p->size - done < COPY_CHUNK ? p->size - done : COPY_CHUNK;
-        if (!p->at && pwrite(fd, (char *)p->backup + done, n, (off_t)(p->offset + done)) != (ssize_t)n) return false;
+        if (!p->at && pwrite(fd, (char *)p->backup + done, n, (off_t)(ke_phys_at(p) + done)) != (ssize_t)n) return false;
         done += n;
         ke_pace(pace, n);
     }
@@ -160,9 +161,8 @@ static uint64_t parked_context[KE_GPUS_MAX]; /* cost of the contexts before the 
 
 static void give_memory_back(void) {
     for (struct ke_phys *p = ke.phys; p; p = p->next) {
-        if (p->at) continue; /* its pages went with its mapping */
-        fallocate(ke.devices[p->dev].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset,
-                  (off_t)p->size);
+        if (p->at || p->host) continue; /* its pages went with its mapping, or stay */
+        fallocate(ke_phys_fd(p), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)ke_phys_at(p), (off_t)p->size);
     }
 }
 
@@ -232,6 +232,16 @@ static bool too_full(void) {
     return full;
 }
 
+/* Returns whether another process can reach memory of this one, or the other way round. Nobody has reported what a real
+ * checkpoint does then. */
+static bool shares_memory(void) {
+    bool found = false;
+    ke_mu_lock();
+    for (struct ke_phys *p = ke.phys; p && !found; p = p->next) found = p->shared || p->imported;
+    ke_mu_unlock();
+    return found;
+}
+
 /* After a checkpoint that lacked memory the process works, but the driver never moves it again. */
 static bool met_a_full_gpu;
 
@@ -250,7 +260,7 @@ static CUresult refusal(void) {
         met_a_full_gpu = true;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (fault(KE_FAULT_CHECKPOINT_UNSUPPORTED)) return CUDA_ERROR_NOT_SUPPORTED;
+    if (fault(KE_FAULT_CHECKPOINT_UNSUPPORTED) || shares_memory()) return CUDA_ERROR_NOT_SUPPORTED;
     if (ke_has(KE_BROKEN_STAYS) && broken() != CUDA_SUCCESS) return broken();
     if (!fault(KE_FAULT_CHECKPOINT_POISON)) return CUDA_SUCCESS;
     poison();

@@ -30,7 +30,10 @@
 struct ke_phys { /* a piece of a GPU's memory, wherever it is mapped */
     struct ke_phys *next, *prev;
     unsigned dev;
-    uint64_t size, offset; /* in the device's memfd; offsets are never reused */
+    uint64_t size, offset; /* in the device's memfd, unless there is a `file`; offsets are never reused */
+    int file;              /* of its own, for memory that other processes may map, and host memory; -1: none */
+    bool shared, imported; /* was exported; belongs to another process's books */
+    bool host;             /* in no GPU */
     void *at;              /* the one address of an allocation, which is not in the memfd; NULL: VMM memory */
     unsigned refs;         /* handles + mappings */
     unsigned handles;      /* handles from cuMemCreate / cuMemRetainAllocationHandle */
@@ -234,7 +237,13 @@ CUresult ke_primary_release(CUdevice dev, bool reset);
 
 /* ---- memory.c (ke.mu held) ---- */
 CUresult ke_phys_new(unsigned dev, uint64_t size, struct ke_phys **out);
+struct ke_phys *ke_phys_of_handle(CUmemGenericAllocationHandle h); /* vmm.c; NULL: no such memory */
+bool ke_group_release(CUmemGenericAllocationHandle h); /* multicast.c; false: there is no such object */
+/* Returns a piece of memory that is on no book of this process: in a file of its own, which it takes. */
+struct ke_phys *ke_phys_of_file(unsigned dev, uint64_t size, int file);
 void ke_phys_unref(struct ke_phys *p);
+int ke_phys_fd(const struct ke_phys *p);      /* the file in which VMM memory is */
+uint64_t ke_phys_at(const struct ke_phys *p); /* and where in it */
 CUdeviceptr ke_range_reserve(uint64_t size, uint64_t align, CUdeviceptr hint, bool vmm);
 struct ke_range *ke_range_at(CUdeviceptr addr); /* returns the range that holds addr */
 void ke_range_drop(struct ke_range *r);

@@ -28,6 +28,13 @@ static bool make_room(void **table, size_t count, size_t *room, size_t each) {
 
 /* ---- physical memory -------------------------------------------------------------------------- */
 
+static void list(struct ke_phys *p) {
+    p->refs = 1;
+    p->next = ke.phys;
+    if (ke.phys) ke.phys->prev = p;
+    ke.phys = p;
+}
+
 CUresult ke_phys_new(unsigned dev, uint64_t size, struct ke_phys **out) {
     struct ke_device *d = &ke.devices[dev];
     struct ke_phys *p = calloc(1, sizeof *p);
@@ -45,19 +52,30 @@ CUresult ke_phys_new(unsigned dev, uint64_t size, struct ke_phys **out) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     d->phys_end += size;
-    p->refs = 1;
-    p->next = ke.phys;
-    if (ke.phys) ke.phys->prev = p;
-    ke.phys = p;
+    p->file = -1;
+    list(p);
     *out = p;
     return CUDA_SUCCESS;
 }
 
+struct ke_phys *ke_phys_of_file(unsigned dev, uint64_t size, int file) {
+    struct ke_phys *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    *p = (struct ke_phys){.dev = dev, .size = size, .offset = ke.devices[dev].phys_end, .file = file};
+    ke.devices[dev].phys_end += size;
+    list(p);
+    return p;
+}
+
+int ke_phys_fd(const struct ke_phys *p) { return p->file >= 0 ? p->file : ke.devices[p->dev].memfd; }
+uint64_t ke_phys_at(const struct ke_phys *p) { return p->file >= 0 ? 0 : p->offset; }
+
 void ke_phys_unref(struct ke_phys *p) {
     if (--p->refs) return;
     struct ke_device *d = &ke.devices[p->dev];
-    if (!p->at) fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
-    ke_charge(ke.state, ke.slot, d->gpu, -(int64_t)p->size, 0);
+    if (p->file >= 0) close(p->file);
+    else if (!p->at) fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
+    if (!p->imported && !p->host) ke_charge(ke.state, ke.slot, d->gpu, -(int64_t)p->size, 0);
     if (p->prev) p->prev->next = p->next;
     else ke.phys = p->next;
     if (p->next) p->next->prev = p->prev;
@@ -141,8 +159,8 @@ CUresult ke_map_apply(const struct ke_map *m, int prot) {
     if (prot == PROT_NONE || m->phys->at) {
         got = mmap(at, m->size, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     } else {
-        off_t offset = (off_t)(m->phys->offset + m->phys_offset);
-        got = mmap(at, m->size, prot, MAP_SHARED | MAP_FIXED, ke.devices[m->phys->dev].memfd, offset);
+        off_t offset = (off_t)(ke_phys_at(m->phys) + m->phys_offset);
+        got = mmap(at, m->size, prot, MAP_SHARED | MAP_FIXED, ke_phys_fd(m->phys), offset);
     }
     if (got != at) return CUDA_ERROR_OUT_OF_MEMORY;
     madvise(at, m->size, MADV_DONTFORK);

@@ -1,12 +1,13 @@
 /* Virtual memory management, with addresses, memory and access as three separate things. */
-#include <fcntl.h>
+#define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "emu.h"
 
 /* Returns the memory of a handle. Handles are pointers to ke_phys, checked against the list. */
-static struct ke_phys *by_handle(CUmemGenericAllocationHandle h) {
+struct ke_phys *ke_phys_of_handle(CUmemGenericAllocationHandle h) {
     for (struct ke_phys *p = ke.phys; p; p = p->next) {
         if ((uintptr_t)p == (uintptr_t)h && p->handles) return p;
     }
@@ -15,8 +16,14 @@ static struct ke_phys *by_handle(CUmemGenericAllocationHandle h) {
 
 static CUresult check_prop(const CUmemAllocationProp *prop) {
     if (!prop || (int)prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-    if ((int)prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
     int id = prop->location.id;
+    switch ((int)prop->location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: break;
+    case CU_MEM_LOCATION_TYPE_HOST: return prop->requestedHandleTypes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA: return id ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; /* there is one node */
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_ERROR_INVALID_VALUE;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
     return id < 0 || (unsigned)id >= ke.device_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
@@ -29,6 +36,16 @@ KE_ENTRY(cuMemGetAllocationGranularity,
     return rc;
 }
 
+/* Makes host memory, which takes nothing of a GPU. */
+static CUresult new_in_host(size_t size, struct ke_phys **out) {
+    int file = memfd_create("kiwi-emulated-host", MFD_CLOEXEC);
+    bool made = file >= 0 && ftruncate(file, (off_t)size) == 0;
+    *out = made ? ke_phys_of_file(0, size, file) : NULL;
+    if (*out) (*out)->host = true;
+    else if (file >= 0) close(file);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 KE_ENTRY(cuMemCreate,
          (CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *prop, unsigned long long flags),
          (out, size, prop, flags)) {
@@ -38,7 +55,8 @@ KE_ENTRY(cuMemCreate,
     if (!out || size == 0 || size % KE_BIG_PAGE) return CUDA_ERROR_INVALID_VALUE;
     struct ke_phys *p;
     ke_mu_lock();
-    rc = ke_phys_new((unsigned)prop->location.id, size, &p);
+    bool device = (int)prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    rc = device ? ke_phys_new((unsigned)prop->location.id, size, &p) : new_in_host(size, &p);
     if (rc == CUDA_SUCCESS) {
         p->handles = 1;
         p->prop = *prop;
@@ -50,13 +68,14 @@ KE_ENTRY(cuMemCreate,
 
 KE_ENTRY(cuMemRelease, (CUmemGenericAllocationHandle h), (h)) {
     ke_mu_lock();
-    struct ke_phys *p = by_handle(h);
+    struct ke_phys *p = ke_phys_of_handle(h);
     if (p) {
         p->handles--;
         ke_phys_unref(p);
     }
+    bool released = p || ke_group_release(h);
     ke_mu_unlock();
-    return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return released ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 KE_ENTRY(cuMemAddressReserve, (CUdeviceptr *out, size_t size, size_t align, CUdeviceptr hint, unsigned long long flags),
@@ -97,7 +116,7 @@ KE_ENTRY(cuMemMap,
     if (flags) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = CUDA_SUCCESS;
     ke_mu_lock();
-    struct ke_phys *p = by_handle(h);
+    struct ke_phys *p = ke_phys_of_handle(h);
     struct ke_range *r = ke_range_at(addr);
     bool odd = size == 0 || addr % KE_BIG_PAGE || size % KE_BIG_PAGE || offset != 0;
     if (!p || !r || !r->vmm || addr + size > r->addr + r->size) rc = CUDA_ERROR_INVALID_VALUE;
@@ -147,7 +166,8 @@ KE_ENTRY(cuMemSetAccess, (CUdeviceptr addr, size_t size, const CUmemAccessDesc *
     for (CUdeviceptr at = addr; rc == CUDA_SUCCESS && at < addr + size;) {
         struct ke_map *m = ke_map_at(at);
         for (size_t i = 0; i < count; i++) {
-            if ((unsigned)desc[i].location.id != m->phys->dev) continue; /* a peer's access */
+            if ((int)desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) continue; /* the CPU's */
+            if (!m->phys->host && (unsigned)desc[i].location.id != m->phys->dev) continue; /* a peer's access */
             int f = (int)desc[i].flags;
             m->prot = f == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
                       : f == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
@@ -188,26 +208,10 @@ KE_ENTRY(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle *out, void *
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Exports a handle. The descriptor is a real one; importing it is not emulated. */
-KE_ENTRY(cuMemExportToShareableHandle,
-         (void *shareable, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type, unsigned long long flags),
-         (shareable, h, type, flags)) {
-    int *out = shareable;
-    if (flags) return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-    ke_mu_lock();
-    struct ke_phys *p = by_handle(h);
-    bool ok = out && p && (p->prop.requestedHandleTypes & type);
-    if (ok) *out = fcntl(ke.devices[p->dev].memfd, F_DUPFD_CLOEXEC, 0);
-    ke_mu_unlock();
-    if (!ok) return CUDA_ERROR_INVALID_VALUE;
-    return *out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
-}
-
 KE_ENTRY(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp *prop, CUmemGenericAllocationHandle h),
          (prop, h)) {
     ke_mu_lock();
-    struct ke_phys *p = by_handle(h);
+    struct ke_phys *p = ke_phys_of_handle(h);
     if (p && prop) *prop = p->prop;
     ke_mu_unlock();
     return p && prop ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

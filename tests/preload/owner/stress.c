@@ -19,6 +19,7 @@
 #include "owner/blocks.h"
 #include "owner/move.h"
 #include "owner/own.h"
+#include "owner/vmm.h"
 #define KP_REAL_NAMES
 #include "base/real.h"
 #include "testing.h"
@@ -50,7 +51,7 @@ void kp_log(bool warning, const char *format, ...) {
     va_end(args);
 }
 
-enum { THREADS = 3, SLOTS = 8, SECOND = 1000000000, MIB = 1 << 20 };
+enum { THREADS = 3, SLOTS = 8, OBJECTS = 3, MAPPERS = 2, STEP = 2 << 20, SECOND = 1000000000, MIB = 1 << 20 };
 static int steps = 400;
 static CUcontext context;
 static CUfunction fill, sum;
@@ -113,18 +114,24 @@ static void make(struct held *h, uint32_t *x) {
     write_it(h, x);
 }
 
-static void check(struct held *h, CUdeviceptr result) {
+static void check_sum(struct held *h, CUdeviceptr result) {
     uint64_t words = h->bytes / 4, got = 0;
     void *params[] = {&h->p, &words, &result};
-    CUdeviceptr base = 0;
-    size_t size = 0;
     CHECK(launch(sum, params));
     bool in = kp_gate_enter();
     CHECK(kp_real.cuMemcpyDtoH_v2(&got, result, sizeof got));
+    kp_gate_leave(in);
+    MUST(got == expected(words, h->seed));
+}
+
+static void check(struct held *h, CUdeviceptr result) {
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    check_sum(h, result);
+    bool in = kp_gate_enter();
     CHECK(kp_own_range(&base, &size, h->p + h->bytes - 1));
     kp_gate_leave(in);
     MUST(base == h->p && size == h->bytes);
-    MUST(got == expected(words, h->seed));
 }
 
 static void drop(struct held *h) {
@@ -155,9 +162,121 @@ static void *work(void *arg) {
     return NULL;
 }
 
+/* ---- the program's own virtual memory management ---- */
+
+struct object {
+    CUmemGenericAllocationHandle name; /* 0: there is none */
+    size_t bytes;
+    CUdeviceptr at[2]; /* 0: not mapped there */
+    bool held;         /* the name is not released */
+    struct held what;  /* its contents, at one of the addresses */
+};
+
+static const CUmemAccessDesc anywhere = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                                         .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+static void map_object(struct object *o, int i) {
+    bool in = kp_gate_enter();
+    CHECK(kp_real.cuMemAddressReserve(&o->at[i], o->bytes, 0, 0, 0));
+    CHECK(kp_vmm_map(o->at[i], o->bytes, 0, o->name, 0));
+    CHECK(kp_vmm_access(o->at[i], o->bytes, &anywhere, 1));
+    kp_gate_leave(in);
+}
+
+static void unmap_object(struct object *o, int i) { /* frees are not gated */
+    CHECK(kp_real.cuCtxSynchronize());
+    CHECK(kp_vmm_unmap(o->at[i], o->bytes));
+    CHECK(kp_vmm_address_free(o->at[i], o->bytes));
+    o->at[i] = 0;
+}
+
+static bool make_object(struct object *o, uint32_t *x) {
+    CUmemAllocationProp prop;
+    memset(&prop, 0, sizeof prop);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    MUST(kp_vmm_owns(&prop));
+    o->bytes = (size_t)STEP * (1 + rnd(x) % 3);
+    bool in = kp_gate_enter();
+    CUresult rc = kp_vmm_create(&o->name, o->bytes, &prop, 0);
+    kp_gate_leave(in);
+    if (rc == CUDA_ERROR_OUT_OF_MEMORY) return false;
+    CHECK(rc);
+    o->held = true;
+    map_object(o, 0);
+    o->what = (struct held){.p = o->at[0], .bytes = o->bytes};
+    write_it(&o->what, x);
+    return true;
+}
+
+static void check_object(struct object *o, CUdeviceptr result, uint32_t *x) {
+    CUmemAllocationProp prop;
+    struct held h = o->what;
+    for (int i = 0; i < 2; i++) {
+        h.p = o->at[i];
+        if (h.p && rnd(x) % 2) check_sum(&h, result);
+    }
+    if (o->held) CHECK(kp_vmm_properties(&prop, o->name)); /* passes a closed gate */
+}
+
+static void end_object(struct object *o) {
+    for (int i = 0; i < 2; i++)
+        if (o->at[i]) unmap_object(o, i);
+    if (o->held) CHECK(kp_vmm_release(o->name));
+    *o = (struct object){0};
+}
+
+static void change_object(struct object *o, uint32_t *x) {
+    int i = (int)(rnd(x) % 2);
+    CUmemGenericAllocationHandle again;
+    if (o->held && !o->at[i]) {
+        map_object(o, i);
+    } else if (o->at[i] && (o->held || o->at[!i])) {
+        unmap_object(o, i);
+    } else if (o->at[i]) {
+        bool in = kp_gate_enter();
+        CHECK(kp_vmm_retain(&again, (void *)(uintptr_t)(o->at[i] + 1000)));
+        kp_gate_leave(in);
+        MUST(again == o->name);
+        o->held = true;
+    }
+    if (o->held && (o->at[0] || o->at[1]) && rnd(x) % 3 == 0) {
+        CHECK(kp_vmm_release(o->name));
+        o->held = false;
+    }
+}
+
+static void *map_and_unmap(void *arg) {
+    uint32_t x = 4242u + 77u * (uint32_t)(uintptr_t)arg;
+    struct object mine[OBJECTS] = {{0}};
+    struct held result;
+    CHECK(kp_real.cuCtxSetCurrent(context));
+    bool in = kp_gate_enter();
+    CHECK(kp_own_alloc(&result.p, 8));
+    kp_gate_leave(in);
+    for (int i = 0; i < steps; i++) {
+        struct object *o = &mine[rnd(&x) % OBJECTS];
+        if (!o->name) {
+            if (!make_object(o, &x)) *o = (struct object){0};
+        } else if (rnd(&x) % 2) {
+            check_object(o, result.p, &x);
+        } else if (rnd(&x) % 4) {
+            change_object(o, &x);
+        } else {
+            end_object(o);
+        }
+    }
+    for (int i = 0; i < OBJECTS; i++)
+        if (mine[i].name) end_object(&mine[i]);
+    drop(&result);
+    return NULL;
+}
+
+/* ---- the pager ---- */
+
 static void *page(void *arg) {
-    static const enum kp_fault kinds[] = {KP_FAULT_CREATE, KP_FAULT_MAP,  KP_FAULT_UNMAP,
-                                          KP_FAULT_COPY_OUT, KP_FAULT_COPY_IN, KP_FAULT_HOST};
+    static const enum kp_fault kinds[] = {KP_FAULT_CREATE,   KP_FAULT_MAP,     KP_FAULT_UNMAP, KP_FAULT_COPY_OUT,
+                                          KP_FAULT_COPY_IN, KP_FAULT_HOST,    KP_FAULT_ACCESS};
     uint32_t x = 99;
     struct kp_outcome o;
     bool out = false;
@@ -171,7 +290,7 @@ static void *page(void *arg) {
             kp_move_settle(until, &o);
             MUST(o.what == KP_MOVED);
         }
-        enum kp_fault kind = kinds[rnd(&x) % 6]; /* set only now: allocations must succeed */
+        enum kp_fault kind = kinds[rnd(&x) % (sizeof kinds / sizeof *kinds)]; /* set only now: allocations must succeed */
         if (faulty) kp_fault_set(kind, (int)(rnd(&x) % 6), 1 + (int)(rnd(&x) % 2));
         bool last = __atomic_load_n(&finished, __ATOMIC_ACQUIRE);
         if (!out || (!last && rnd(&x) % 6 == 0)) { /* also pages out again what a failed page-out has left in */
@@ -232,7 +351,7 @@ static void *never_leave(void *arg) {
 }
 
 int main(int argc, char **argv) {
-    pthread_t threads[THREADS], pager, others[2], releasing;
+    pthread_t threads[THREADS], mappers[MAPPERS], pager, others[2], releasing;
     CUmodule module;
     if (argc > 1) steps = atoi(argv[1]);
     load_real();
@@ -255,7 +374,9 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2; i++) pthread_create(&others[i], NULL, come_and_go, NULL);
     pthread_create(&releasing, NULL, release_often, NULL);
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
+    for (uintptr_t i = 0; i < MAPPERS; i++) pthread_create(&mappers[i], NULL, map_and_unmap, (void *)i);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < MAPPERS; i++) pthread_join(mappers[i], NULL);
     __atomic_store_n(&finished, true, __ATOMIC_RELEASE);
     pthread_join(pager, NULL);
     for (int i = 0; i < 2; i++) pthread_join(others[i], NULL);
