@@ -55,7 +55,8 @@ class PagerOutcome(str, Enum):
 
 class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     """The state of this process. Sent right after ``welcome``, at each change of ``state``, and now
-    and then when bytes changed. ``unowned`` is what the library cannot move, by kind.
+    and then when bytes changed. ``unowned`` is what the library cannot move, by kind, and
+    ``unowned_bytes`` what of it the driver may move: all but what is shared with others (``ipc``).
     ``arena_bytes`` is all the system RAM that it holds: what is paged out and what it reserves.
     ``held_bytes`` are the process's allocations in the GPU, by the library's own count (contexts
     apart), ``peak_bytes`` the most of all allocations since the last state, and ``lacked_bytes``

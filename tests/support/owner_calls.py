@@ -49,7 +49,7 @@ def _numbers(function: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 def books() -> dict[str, int]:
     unowned = tuple(f"unowned_{kind}" for kind in KINDS)
-    names = ("owned", "resident", "out", *unowned, "overhead", "driven")
+    names = ("owned", "resident", "out", *unowned, "overhead", "driven", "shared")
     return _numbers(library.kiwi_preload_test_books, names)
 
 

@@ -272,29 +272,29 @@ props = driver.CUmemAllocationProp()
 props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
 props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
 """
-NOT_OWNED = {
+OTHER_CALLS = {
     "pool": "int(driver.cuMemAllocAsync(100 * MIB, 0)[0])",
     "named-pool": "int(driver.cuMemAllocFromPoolAsync(100 * MIB, pool, 0)[0])",
     "vmm": "int(driver.cuMemCreate(100 * MIB, props, 0)[0])",
 }
 
 
-@pytest.mark.parametrize("kind", NOT_OWNED)
-def test_room_is_asked_for_by_what_cannot_be_owned_too(stage: Stage, kind: str) -> None:
+@pytest.mark.parametrize("kind", OTHER_CALLS)
+def test_room_is_asked_for_by_other_calls_than_cu_mem_alloc_too(stage: Stage, kind: str) -> None:
     stage.daemon.grants_room = None
     stage.program("init(); q = alloc(128 * MIB)")
     other_peer = stage.daemon.peer(1)
     program = stage.program("init(); p = alloc(64 * MIB)")
     program.do(VMM + "pool = ck(driver.cuDeviceGetDefaultMemPool(0))")
     peer = stage.daemon.peer(2)
-    program.send(NOT_OWNED[kind])
+    program.send(OTHER_CALLS[kind])
     [asked] = peer.await_received("want-room")
     assert asked["bytes"] == 100 * MIB
     assert not program.answered(NOT_YET_S)
     assert other_peer.do("page-out")["outcome"] == "moved"
     peer.say("room", request=asked["request"], granted=True, detail="")
     assert program.answer() == 0
-    program.send(NOT_OWNED[kind])
+    program.send(OTHER_CALLS[kind])
     second = peer.await_received("want-room", 2)[-1]
     peer.say("room", request=second["request"], granted=False, detail="")
     assert program.answer() == 2, "out of memory, by the daemon's word"
@@ -321,22 +321,54 @@ def test_memory_of_cu_mem_alloc_has_no_handle(stage: Stage, own: str) -> None:
     assert not peer.state["unowned"].get("ipc")
 
 
-def test_exported_memory_counts_as_shared_until_the_program_ends(stage: Stage) -> None:
-    """Another process may still use the memory by its descriptor after the program's release."""
+MAPPED = (
+    VMM
+    + """
+posix = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+props.requestedHandleTypes = posix
+access = driver.CUmemAccessDesc()
+access.location = props.location
+access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+def take(size):
+    h = ck(driver.cuMemCreate(size, props, 0))
+    at = int(ck(driver.cuMemAddressReserve(size, 0, 0, 0)))
+    ck(driver.cuMemMap(at, size, 0, h, 0)); ck(driver.cuMemSetAccess(at, size, [access], 1))
+    return h, at
+h, at = take(8 * MIB)
+d = fill(at, 3, 8 * MIB)
+"""
+)
+
+
+def test_memory_that_a_program_maps_itself_is_owned(stage: Stage) -> None:
     program = stage.program("init()")
     peer = stage.daemon.peer()
-    program.do(
-        """
-prop = driver.CUmemAllocationProp()
-prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-posix = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-prop.requestedHandleTypes = posix
-h = ck(driver.cuMemCreate(8 * MIB, prop, 0))
-ck(driver.cuMemExportToShareableHandle(h, posix, 0))
-ck(driver.cuMemRelease(h))
-"""
-    )
+    program.do(MAPPED)
+    eventually(lambda: peer.state["resident_bytes"] == 8 * MIB)
+    assert peer.state["unowned"] == {}
+    moved = peer.do("page-out")
+    assert (moved["outcome"], moved["bytes"]) == ("moved", 8 * MIB)
+    program.send("ck(driver.cuMemUnmap(at, 8 * MIB)), ck(driver.cuMemRelease(h))")
+    assert not program.answered(NOT_YET_S), "the gate is shut"
+    assert peer.do("page-in")["outcome"] == "moved"
+    program.answer()
+    eventually(lambda: peer.state["resident_bytes"] == 0)
+
+
+def test_exported_memory_counts_as_shared_until_the_program_ends(stage: Stage) -> None:
+    """Another process may still use the memory by its descriptor after the program's release.
+    Nobody moves it, so a session with much of it is not left to the driver."""
+    program = stage.program("init()")
+    peer = stage.daemon.peer()
+    program.do(MAPPED + "g, there = take(4 * MIB)")
+    program.do("ck(driver.cuMemExportToShareableHandle(h, posix, 0))")
+    eventually(lambda: peer.state["unowned"].get("ipc") == 8 * MIB + 1)
+    assert peer.state["unowned_bytes"] == 0
+    assert peer.state["held_bytes"] == 12 * MIB
+    assert peer.do("page-out")["bytes"] == 4 * MIB
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert program.get("digest(at, 8 * MIB) == d")
+    program.do("ck(driver.cuMemUnmap(at, 8 * MIB)); ck(driver.cuMemRelease(h))")
     eventually(lambda: peer.state["unowned"].get("ipc") == 1)
 
 

@@ -219,7 +219,13 @@ static void check_object(struct object *o, CUdeviceptr result, uint32_t *x) {
     if (o->held) CHECK(kp_vmm_properties(&prop, o->name)); /* passes a closed gate */
 }
 
-static void end_object(struct object *o) {
+/* The pager closes the gate again and again, until all threads have ended. */
+static void await_a_move(void) {
+    while (!kp_gate_is_closed()) sched_yield();
+}
+
+static void end_object(struct object *o, uint32_t *x) {
+    if (rnd(x) % 2) await_a_move();
     for (int i = 0; i < 2; i++)
         if (o->at[i]) unmap_object(o, i);
     if (o->held) CHECK(kp_vmm_release(o->name));
@@ -232,6 +238,7 @@ static void change_object(struct object *o, uint32_t *x) {
     if (o->held && !o->at[i]) {
         map_object(o, i);
     } else if (o->at[i] && (o->held || o->at[!i])) {
+        if (rnd(x) % 2) await_a_move();
         unmap_object(o, i);
     } else if (o->at[i]) {
         bool in = kp_gate_enter();
@@ -263,11 +270,11 @@ static void *map_and_unmap(void *arg) {
         } else if (rnd(&x) % 4) {
             change_object(o, &x);
         } else {
-            end_object(o);
+            end_object(o, &x);
         }
     }
     for (int i = 0; i < OBJECTS; i++)
-        if (mine[i].name) end_object(&mine[i]);
+        if (mine[i].name) end_object(&mine[i], &x);
     drop(&result);
     return NULL;
 }

@@ -18,6 +18,12 @@ static bool is_current(CUdevice device) {
     return kp_real.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device;
 }
 
+/* Returns whether the memory is in a GPU. A locality domain is a part of one. */
+static bool in_gpu(const CUmemAllocationProp *prop) {
+    enum { LOCALITY_DOMAIN = 6 }; /* CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, which older headers lack */
+    return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE || (int)prop->location.type == LOCALITY_DOMAIN;
+}
+
 /* Creates memory that the driver moves. The spare memory is that of the current context's GPU; memory on another GPU is
  * not checked. */
 static CUresult create(__typeof__(&cuMemCreate) real, CUmemGenericAllocationHandle *handle, size_t bytes,
@@ -36,7 +42,7 @@ KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     bool owns = kp_owning() && handle && kp_vmm_owns(prop);
     ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && kp_here(prop->location.id),
            owns ? kp_vmm_create(handle, bytes, prop, flags) : create(real, handle, bytes, prop, flags));
-    if (!owns && result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+    if (!owns && result == CUDA_SUCCESS && in_gpu(prop))
         kp_foreign_added(KP_FOREIGN_VMM, *handle, bytes);
     return result;
 }

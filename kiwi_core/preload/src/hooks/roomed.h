@@ -7,7 +7,10 @@
 #include "owner/blocks.h"
 #include "owner/room.h"
 
-static inline bool kp_here(CUdevice device) { return __atomic_load_n(&kp_gpu.known, __ATOMIC_ACQUIRE) && device == kp_gpu.device; }
+/* Return whether it is the GPU whose memory is owned. */
+static inline bool kp_here(CUdevice device) {
+    return __atomic_load_n(&kp_gpu.known, __ATOMIC_ACQUIRE) && device == kp_gpu.device;
+}
 
 static inline bool kp_current_is_here(void) {
     CUdevice device;

@@ -66,7 +66,7 @@ static bool send_state(int64_t now_ns) {
     kp_arena_books(&host);
     for (size_t i = 0; i < KP_FOREIGN_KINDS; i++) {
         counts[i] = (struct kp_count){kp_foreign_name((enum kp_foreign)i), clamped_integer(books.unowned[i])};
-        report.unowned += counts[i].count;
+        if (i != KP_FOREIGN_IPC) report.unowned += counts[i].count; /* what is shared the driver cannot move either */
     }
     report.unowned = clamped_integer(report.unowned);
     report.resident = clamped_integer(books.resident);

@@ -67,6 +67,7 @@ struct kp_books {
     uint64_t unowned[KP_FOREIGN_KINDS];
     uint64_t small_overhead; /* owned bytes that nobody asked for: rounding and free slots */
     uint64_t driven; /* allocations that are left to the driver, because this library is only a gate */
+    uint64_t shared; /* bytes of `ipc` that are this process's own allocations */
 };
 void kp_own_books(struct kp_books *books);
 /* The GPU memory of this process by its own count, contexts apart. NVML is read twice a second, and sees no peak that

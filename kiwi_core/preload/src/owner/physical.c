@@ -167,6 +167,7 @@ uint64_t kp_block_overhead(const struct kp_block *b) {
 
 void kp_block_count(const struct kp_block *b, int sign) {
     if (b->stays || !b->chunk_count) {
+        if (b->foreign == KP_FOREIGN_IPC) kp_books_add(&kp_totals.shared, sign * (int64_t)b->bytes);
         kp_own_seen_foreign(b->foreign, sign * (int64_t)b->bytes);
         return;
     }

@@ -152,6 +152,7 @@ void kp_own_books(struct kp_books *out) {
     out->resident = __atomic_load_n(&kp_totals.resident, __ATOMIC_RELAXED);
     out->out = __atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED);
     out->driven = __atomic_load_n(&kp_totals.driven, __ATOMIC_RELAXED);
+    out->shared = __atomic_load_n(&kp_totals.shared, __ATOMIC_RELAXED);
     out->small_overhead = __atomic_load_n(&kp_totals.small_overhead, __ATOMIC_RELAXED);
     for (int i = 0; i < KP_FOREIGN_KINDS; i++)
         out->unowned[i] = __atomic_load_n(&kp_totals.unowned[i], __ATOMIC_RELAXED);
@@ -174,6 +175,7 @@ static struct {
 static uint64_t allocated(uint64_t owned) {
     static const enum kp_foreign in_bytes[] = {KP_FOREIGN_POOL, KP_FOREIGN_ARRAY, KP_FOREIGN_VMM, KP_FOREIGN_PLAIN};
     uint64_t sum = owned + __atomic_load_n(&kp_totals.driven, __ATOMIC_RELAXED);
+    sum += __atomic_load_n(&kp_totals.shared, __ATOMIC_RELAXED);
     for (size_t i = 0; i < sizeof in_bytes / sizeof *in_bytes; i++) {
         int64_t bytes = (int64_t)__atomic_load_n(&kp_totals.unowned[in_bytes[i]], __ATOMIC_RELAXED);
         if (bytes > 0) sum += (uint64_t)bytes;
