@@ -114,22 +114,39 @@ def test_an_error_of_a_copy_spoils_nothing(ready):
     ready.do("assert out() == 'moved'; assert back() == 'moved'; disarm(); same(*held); check()")
 
 
+def test_what_the_program_maps_itself_is_copied_ahead_too(program):
+    p = program()
+    p.do("from vmm_calls import *; s = Segment(); a = s.grow(0, 3, 1); b = xla(4 * MIB, 2)")
+    p.do(PINNED)
+    p.do("arm()")
+    assert p.get("ahead()")
+    p.do(f"{NO_COPIES}; assert out() == 'moved'; {COPIES}; assert back() == 'moved'")
+    p.do("disarm(); same(a, b); write(b, 7); arm()")
+    p.do(f"{NO_COPIES}; assert out().startswith('refused driver'); {COPIES}")
+    p.do("assert out() == 'moved'; assert back() == 'moved'; disarm(); same(a, b); check()")
+    p.do("xla_free(b); s.end()")
+    assert p.get("arena()['used']") == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_stories(program, seed):
     p = program()
-    p.do("prepare(); held = []")
+    p.do("from vmm_calls import *; prepare(); held = []")
     draw = random.Random(seed)
     for number in range(60):
         p.do("disarm()")
         for step in range(draw.randrange(3)):
             what, stamp = draw.random(), 10 * number + step
             if what < 0.4 and p.get("books()['owned']") < 40 * MIB:
-                size = draw.choice([100, 70_000, MIB, 3 * MIB, 5 * MIB])
-                p.do(f"held.append(make({size}, {stamp}))")
+                make, sizes = draw.choice(
+                    [("make", (100, 70_000, MIB, 5 * MIB)), ("xla", (2 * MIB, 6 * MIB))]
+                )
+                p.do(f"held.append({make}({draw.choice(sizes)}, {stamp}))")
             elif what < 0.75 and p.get("len(held)"):
                 p.do(f"write(held[{draw.randrange(1000)} % len(held)], {stamp})")
             elif p.get("len(held)"):
-                p.do(f"drop(held.pop({draw.randrange(1000)} % len(held)))")
+                p.do(f"gone = held.pop({draw.randrange(1000)} % len(held))")
+                p.do("(xla_free if hasattr(gone, 'handle') else drop)(gone)")
         p.do("arm()")
         p.do("ahead();" * draw.randrange(3) + "pass")
         if draw.random() < 0.6:

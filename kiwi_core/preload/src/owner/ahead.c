@@ -24,9 +24,11 @@ static CUresult copy_ahead(struct kp_pass *p, struct kp_lane *lane, struct kp_fl
     if (kp_gate_epoch() != p->epoch || p->stop()) return CUDA_ERROR_NOT_READY;
     if (!c->copy.count && !kp_arena_take_pinned(&c->copy, c->bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     c->epoch = 0;
-    CUresult rc = kp_lane_out(lane, f);
+    CUresult rc = kp_flight_reach(&f);
+    if (rc == CUDA_SUCCESS) rc = kp_lane_out(lane, f);
     if (rc == CUDA_SUCCESS) rc = kp_lane_land(lane, kp_now_ns() + KP_GRACE_NS, &f);
     if (rc != CUDA_SUCCESS && kp_lane_drain(lane, kp_now_ns() + KP_GRACE_NS) != CUDA_SUCCESS) in_flight = lane->ctx;
+    else kp_flight_over(f);
     if (rc == CUDA_SUCCESS) c->epoch = p->epoch;
     return rc;
 }
@@ -67,5 +69,6 @@ void kp_move_forget_ahead(void) {
     if (in_flight) return; /* the next pass uses that host memory, or gives it back */
     pthread_mutex_lock(&kp_table_mu);
     kp_table_each(forget, NULL);
+    kp_vmm_each(forget, NULL);
     pthread_mutex_unlock(&kp_table_mu);
 }
