@@ -40,6 +40,8 @@ USERS = (
     "tests/daemon/test_other_users.py tests/daemon/test_link_owner.py tests/daemon/test_usage.py"
 )
 
+VMM = "tests/preload/owner/test_vmm.py"
+
 MUTATIONS = (
     # Room and turns
     Mutation(
@@ -368,6 +370,56 @@ MUTATIONS = (
         "    struct kp_block *b = kp_ctx_block_at(p);",
         "    struct kp_block *b = kp_table_at(p);",
         "tests/preload/owner",
+    ),
+    # What the program maps itself
+    Mutation(
+        "kiwi_core/preload/src/owner/vmm_move.c",
+        "if (m->there && !m->reachable && m->access_count)",
+        "if (false)",
+        VMM,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/vmm_move.c",
+        "if (c->where == KP_IN && map_all(o) != CUDA_SUCCESS) kp_bytes_moved(c, KP_ARRIVING);",
+        "(void)c;",
+        VMM,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/vmm_move.c",
+        "while (m && (!m->reachable || m->offset || m->bytes != o->block->bytes || !may_write(m)))",
+        "while (false)",
+        VMM,
+    ),
+    Mutation("kiwi_core/preload/src/owner/stay.c", "    b->stays = true;\n", "", VMM),
+    Mutation(
+        "kiwi_core/preload/src/owner/handles.c",
+        "if (o->references || o->mappings) return false;",
+        "if (o->references) return false;",
+        VMM,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/vmm.c",
+        "if (kp_own_has((CUdeviceptr)(uintptr_t)address)) return CUDA_ERROR_INVALID_VALUE;",
+        "",
+        VMM,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/vmm.c",
+        "    if (any_out(at, bytes)) {\n",
+        "    if (false) {\n",
+        VMM,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/move_out.c",
+        "if (healthy && p->mover) p->mover = healthy;",
+        "",
+        VMM,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/pass.c",
+        "    p->stranded = !p->mover;\n",
+        "",
+        VMM,
     ),
     # The pool of movers
     Mutation(

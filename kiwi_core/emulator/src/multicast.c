@@ -25,7 +25,8 @@ static struct group *group_of(CUmemGenericAllocationHandle h) {
 }
 
 KE_ENTRY(cuMulticastCreate, (CUmemGenericAllocationHandle *out, const CUmulticastObjectProp *prop), (out, prop)) {
-    if (!out || !prop || prop->flags || !prop->numDevices || prop->numDevices > ke.device_count) return CUDA_ERROR_INVALID_VALUE;
+    if (!out || !prop || prop->flags) return CUDA_ERROR_INVALID_VALUE;
+    if (!prop->numDevices || prop->numDevices > ke.device_count) return CUDA_ERROR_INVALID_VALUE;
     if (!prop->size || prop->size % KE_BIG_PAGE) return CUDA_ERROR_INVALID_VALUE;
     struct group *g = calloc(1, sizeof *g);
     if (!g) return CUDA_ERROR_OUT_OF_MEMORY;

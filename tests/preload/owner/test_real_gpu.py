@@ -31,6 +31,29 @@ def test_random_programs_keep_every_byte(program: Worker) -> None:
     assert program.get("stress(1, 120)", LONG_S) > 3
 
 
+def test_memory_that_the_program_maps_itself_comes_back(program: Worker) -> None:
+    program.do("from vmm_calls import *; prepare()")
+    program.do(
+        "s = Segment(64 * MIB); held = [xla(512 * MIB, 1), xla(6 * MIB, 2), make(70_000, 3)]"
+    )
+    program.do("held.append(s.grow(0, 8, 4)); two = reserve(512 * MIB)", LONG_S)
+    program.do("map_at(two, 512 * MIB, held[0].handle); access(two, 512 * MIB)")
+    program.do("held.append(Allocation(two, 512 * MIB, held[0].digest))")
+    for _ in range(5):
+        program.do("swap(); same(*held)", LONG_S)
+    program.do("s.shrink(3); unmap(held[1].address, held[1].size); swap(); swap()", LONG_S)
+    program.do("map_at(held[1].address, 6 * MIB, held[1].handle)")
+    program.do("access(held[1].address, 6 * MIB); same(held[0], held[1], held[2])", LONG_S)
+
+
+@pytest.mark.parametrize("kind", ["make", "xla"])
+def test_what_the_driver_says_to_a_device_that_reads_by_itself(program: Worker, kind: str) -> None:
+    """Without the library it accepts this for memory of ``cuMemAlloc``."""
+    program.do(f"from vmm_calls import *; a = {kind}(8 * MIB, 1); sync_memops(a.address)")
+    program.do("swap(); same(a)")
+    assert program.get("books()['shared']") == 8 * MIB
+
+
 def test_paged_out_memory_is_free_for_others(program: Worker) -> None:
     other = Worker({})
     try:

@@ -35,8 +35,8 @@ static bool any_object(void) {
     return count;
 }
 
-/* Objects may outlive all contexts that own memory, and all contexts: then one is lent for the pass. Adds it to those that the
- * pass holds. */
+/* Objects may outlive all contexts that own memory, or all contexts: then one is lent for the pass, and added to those
+ * that the pass holds. */
 static void find_mover(struct kp_pass *p) {
     if (!any_object()) return;
     if (!p->context_count) {

@@ -173,7 +173,8 @@ void kp_block_count(const struct kp_block *b, int sign) {
     }
     kp_books_add(&kp_totals.owned, sign * (int64_t)b->bytes);
     for (unsigned i = 0; i < b->chunk_count; i++)
-        kp_books_add(b->chunks[i].where == KP_IN ? &kp_totals.resident : &kp_totals.out, sign * (int64_t)b->chunks[i].bytes);
+        kp_books_add(b->chunks[i].where == KP_IN ? &kp_totals.resident : &kp_totals.out,
+                     sign * (int64_t)b->chunks[i].bytes);
 }
 
 void kp_block_end(struct kp_block *b) {

@@ -72,7 +72,8 @@ static void end(struct kp_object *o) { /* it is in no table any more */
 CUresult kp_vmm_create(CUmemGenericAllocationHandle *name, size_t bytes, const CUmemAllocationProp *prop,
                        unsigned long long flags) {
     CUmemGenericAllocationHandle handle;
-    CUresult rc = kp_fault(KP_FAULT_CREATE) ? CUDA_ERROR_OUT_OF_MEMORY : kp_real.cuMemCreate(&handle, bytes, prop, flags);
+    CUresult rc = kp_fault(KP_FAULT_CREATE) ? CUDA_ERROR_OUT_OF_MEMORY
+                                            : kp_real.cuMemCreate(&handle, bytes, prop, flags);
     if (rc != CUDA_SUCCESS) return rc;
     struct kp_object *o = make(bytes, prop, flags);
     pthread_mutex_lock(&kp_table_mu);
@@ -158,7 +159,8 @@ CUresult kp_vmm_map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAll
     struct kp_object *o = rc == CUDA_SUCCESS ? kp_object_named(name) : NULL;
     bool kept = false;
     if (o && m) {
-        *m = (struct kp_mapping){.of = o, .at = at, .bytes = bytes, .offset = offset, .flags = flags, .there = true, .reachable = true};
+        *m = (struct kp_mapping){.of = o, .at = at, .bytes = bytes, .offset = offset, .flags = flags,
+                                 .there = true, .reachable = true};
         kept = kp_mapping_add(m);
         if (!kept) kp_block_stays(o->block, KP_FOREIGN_VMM); /* a mapping that we do not know cannot come back */
     }

@@ -12,8 +12,8 @@
 /* Returns whether such memory is Kiwi's to own. */
 bool kp_vmm_owns(const CUmemAllocationProp *prop);
 
-/* Each does what the driver's call of that name does; a handle that is none of ours goes to the driver. Release, Unmap and
- * AddressFree are not gated: they wait for a pager that is at work. */
+/* Each does what the driver's call of that name does; a handle that is none of ours goes to the driver. Release, Unmap,
+ * AddressFree and the question for properties are not gated: they wait for a pager that is at work. */
 CUresult kp_vmm_create(CUmemGenericAllocationHandle *name, size_t bytes, const CUmemAllocationProp *prop,
                        unsigned long long flags);
 CUresult kp_vmm_release(CUmemGenericAllocationHandle name);

@@ -7,7 +7,7 @@
 #include "owner/handles.h"
 #include "owner/pass.h"
 
-#define WINDOW_FAILURES 3 /* after so many page-outs that failed for an object, it is left to the driver */
+#define WINDOW_FAILURES 3 /* after so many page-outs in a row that failed for an object, it is left to the driver */
 
 static bool may_write(const struct kp_mapping *m) { /* from our GPU */
     for (unsigned i = 0; i < m->access_count; i++) {
@@ -18,12 +18,13 @@ static bool may_write(const struct kp_mapping *m) { /* from our GPU */
     return false;
 }
 
-/* Makes all of the object reachable at an address range of ours. OUT_OF_MEMORY means GPU memory, which is not what lacks
- * here. */
+/* Makes all of the object reachable at an address range of ours. OUT_OF_MEMORY would mean GPU memory, which is not what
+ * lacks here. */
 static CUresult open_window(struct kp_object *o) {
     size_t bytes = o->block->bytes;
     CUdeviceptr at;
-    CUresult rc = kp_fault(KP_FAULT_RESERVE) ? CUDA_ERROR_OUT_OF_MEMORY : kp_real.cuMemAddressReserve(&at, bytes, 0, 0, 0);
+    CUresult rc = kp_fault(KP_FAULT_RESERVE) ? CUDA_ERROR_OUT_OF_MEMORY
+                                             : kp_real.cuMemAddressReserve(&at, bytes, 0, 0, 0);
     if (rc != CUDA_SUCCESS) return rc == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_ERROR_MAP_FAILED : rc;
     rc = kp_fault(KP_FAULT_MAP) ? CUDA_ERROR_MAP_FAILED : kp_real.cuMemMap(at, bytes, 0, o->handle, 0);
     bool mapped = rc == CUDA_SUCCESS;
@@ -56,6 +57,7 @@ void kp_object_close(struct kp_object *o) {
 
 CUresult kp_object_open_for_out(struct kp_object *o) {
     CUresult rc = kp_object_open(o);
+    if (rc == CUDA_SUCCESS) o->window_failures = 0;
     if (rc == CUDA_SUCCESS || ++o->window_failures < WINDOW_FAILURES) return rc;
     kp_note("an object of %zu bytes has no addresses to be copied from: it is left to the driver", o->block->bytes);
     pthread_mutex_lock(&kp_table_mu);
@@ -119,6 +121,7 @@ CUresult kp_object_in(struct kp_object *o) {
     }
     rc = map_all(o);
     if (rc == CUDA_SUCCESS) rc = kp_object_open(o);
-    if (rc != CUDA_SUCCESS && made && kp_object_out(o) != CUDA_SUCCESS) kp_bytes_moved(&o->block->chunks[0], KP_ARRIVING);
+    if (rc != CUDA_SUCCESS && made && kp_object_out(o) != CUDA_SUCCESS)
+        kp_bytes_moved(&o->block->chunks[0], KP_ARRIVING);
     return rc;
 }
