@@ -9,6 +9,8 @@ import random
 
 import pytest
 
+from kiwi_core import emulator
+
 MIB = 1 << 20
 HELD = "held = [make(20 * MIB, 1), make(5 * MIB, 2), make(100, 3)]"
 PINNED = "prepare(); until(lambda: arena()['pinned'] >= books()['owned'], 'nothing was pinned')"
@@ -126,6 +128,23 @@ def test_what_the_program_maps_itself_is_copied_ahead_too(program):
     p.do("assert out() == 'moved'; assert back() == 'moved'; disarm(); same(a, b); check()")
     p.do("xla_free(b); s.end()")
     assert p.get("arena()['used']") == 0
+
+
+def test_a_free_waits_until_it_is_known_whether_its_context_stays(ready, world):
+    """While somebody releases the context: its memory may just go with it."""
+    ready.do("import threading; device = ck(driver.cuDeviceGet(0))")
+    ready.do("ck(driver.cuDevicePrimaryCtxRetain(device))")
+    ready.do(
+        "def start(what): one = threading.Thread(target=what); one.start(); return one\n"
+        "def leave(): ck(driver.cuDevicePrimaryCtxRelease(device))\n"
+        "def stuck(one): one.join(0.3); return one.is_alive()"
+    )
+    emulator.set_copy_bandwidth(world.state, 1 << 10)  # the copies hold the context
+    ready.do("arm(); copies = start(ahead); until(lambda: arena()['used'], 'nothing is copied')")
+    ready.do("leaves = start(leave); assert stuck(leaves)")
+    ready.do("gone = held.pop(1); frees = start(lambda: drop(gone)); assert stuck(frees)")
+    emulator.set_copy_bandwidth(world.state, 0)
+    ready.do("[one.join() for one in (copies, leaves, frees)]; disarm(); same(*held); check()")
 
 
 @pytest.mark.parametrize("seed", range(3))
