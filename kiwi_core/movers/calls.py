@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def users_elsewhere(gpu_uuid: str) -> dict[int, str]:
-    """Return the pids that use another GPU than ``gpu_uuid``, each with the UUID of that GPU."""
+def users_elsewhere(gpu_uuid: str) -> dict[int, str] | None:
+    """Return the pids that use another GPU than ``gpu_uuid``, each with the UUID of that GPU;
+    ``None``: there is no other GPU."""
+    others = [gpu for gpu in nvml.gpus() if gpu.uuid != gpu_uuid]
+    if not others:
+        return None
     found: dict[int, str] = {}
-    for other in nvml.gpus():
-        if other.uuid == gpu_uuid:
-            continue
+    for other in others:
         # A fault of another GPU must not stop work on this one.
         with contextlib.suppress(GpuError):
             found.update(dict.fromkeys(nvml.processes(other.uuid), other.uuid))

@@ -75,6 +75,7 @@ class RemoteGpu:
         self._uuid = uuid
         self._total_bytes = total_bytes
         self._rows_doubted = False
+        self._only_gpu = False
         self._failing_since_s: dict[str, float] = {}
         """When each call to NVML that fails now failed first."""
         self._ask_again_s = 0.0
@@ -152,10 +153,13 @@ class RemoteGpu:
         return msgspec.convert(found, dict[int, int])
 
     async def users_elsewhere(self) -> dict[int, str]:
-        if self._gave_up():
+        """Return the pids that use another GPU, and the UUID of that GPU. A machine does not get a
+        second GPU while it runs, so one that has none is asked once."""
+        if self._gave_up() or self._only_gpu:
             return {}
         found = await self._movers.call("users_elsewhere", self._uuid, deadline_s=ANSWER_S)
-        return msgspec.convert(found, dict[int, str])
+        self._only_gpu = found is None
+        return msgspec.convert(found or {}, dict[int, str])
 
     async def measured_checkpoint(self, pid: int, within_s: float) -> tuple[int | None, int | None]:
         """Checkpoint ``pid``. Return the bytes that were free before and after; ``None``: NVML did

@@ -32,11 +32,11 @@ CHILD += "children.append(Worker({})); children[-1].do('init(); c = alloc(1 << 2
 @pytest.mark.parametrize(
     ("kind", "processes", "out", "back"),
     [
-        (EmulatedWorld, 1, 6, 4),
-        (GatedWorld, 1, 6, 4),
+        (EmulatedWorld, 1, 5, 4),
+        (GatedWorld, 1, 5, 4),
         (LinkedWorld, 1, 3, 2),
-        (GatedWorld, 3, 10, 8),
-        (LinkedWorld, 3, 9, 7),
+        (GatedWorld, 3, 9, 8),
+        (LinkedWorld, 3, 8, 7),
     ],
 )
 def test_calls(
@@ -51,6 +51,8 @@ def test_calls(
         before = session.digest()
         for _ in range(processes - 1):
             session.do(CHILD)
+        moved(world.pager.page_out(session.target, soon_ns()))  # finds out that it is the only GPU
+        moved(world.pager.page_in(session.target, soon_ns()))
         world.pager.patch(COUNT)
         moved(world.pager.page_out(session.target, soon_ns()))
         asked_out = world.pager.worker.get("asked")
