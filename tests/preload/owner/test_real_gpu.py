@@ -54,6 +54,17 @@ def test_what_the_driver_says_to_a_device_that_reads_by_itself(program: Worker, 
     assert program.get("books()['shared']") == 8 * MIB
 
 
+def test_copies_ahead_are_right_and_a_page_out_after_them_copies_nothing(program: Worker) -> None:
+    program.do("from vmm_calls import *; held = [make(1024 * MIB, 1), xla(512 * MIB, 2)]", LONG_S)
+    program.do("prepare(); until(lambda: arena()['pinned'] >= books()['owned'], 'pinned', 120)")
+    for seed in range(3, 6):
+        program.do("arm()")
+        assert program.get("ahead()", LONG_S)
+        program.do("fault('copy_out', 0, -1); assert out() == 'moved'; fault('copy_out', 0, 0)")
+        program.do("assert back() == 'moved'; disarm(); same(*held)", LONG_S)
+        program.do(f"write(held[0], {seed}, 0, MIB); swap(); same(*held)", LONG_S)
+
+
 def test_paged_out_memory_is_free_for_others(program: Worker) -> None:
     other = Worker({})
     try:
