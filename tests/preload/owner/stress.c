@@ -56,7 +56,7 @@ static int steps = 400;
 static CUcontext context;
 static CUfunction fill, sum;
 static bool finished;
-static unsigned refusals, moves;
+static unsigned refusals, moves, copies;
 
 struct held {
     CUdeviceptr p;
@@ -281,6 +281,18 @@ static void *map_and_unmap(void *arg) {
 
 /* ---- the pager ---- */
 
+static bool now_and_then(void) {
+    static unsigned asked;
+    return ++asked % 7 == 0;
+}
+
+/* Takes the lease away or gives it back. Without it memory is copied ahead, more than once. */
+static void lease(bool has, uint32_t *x) {
+    kp_gate_arm(!has);
+    if (has) kp_move_forget_ahead();
+    else for (uint32_t i = 0; i <= rnd(x) % 3; i++) copies += kp_move_ahead(now_and_then);
+}
+
 static void *page(void *arg) {
     static const enum kp_fault kinds[] = {KP_FAULT_CREATE,   KP_FAULT_MAP,     KP_FAULT_UNMAP, KP_FAULT_COPY_OUT,
                                           KP_FAULT_COPY_IN, KP_FAULT_HOST,    KP_FAULT_ACCESS};
@@ -292,6 +304,7 @@ static void *page(void *arg) {
     while (!__atomic_load_n(&finished, __ATOMIC_ACQUIRE) || out) {
         int64_t until = kp_now_ns() + 20ll * SECOND;
         bool faulty = rnd(&x) % 2;
+        if (!out && rnd(&x) % 2) lease(kp_gate_is_armed(), &x);
         if (!out) {
             if (!kp_gate_close(until)) continue;
             kp_move_settle(until, &o);
@@ -314,6 +327,7 @@ static void *page(void *arg) {
         if (!out) kp_gate_open();
         usleep(1000);
     }
+    lease(true, &x);
     return NULL;
 }
 
@@ -400,6 +414,6 @@ int main(int argc, char **argv) {
     MUST(moves > 10 && refusals > 0);
     CHECK(kp_own_primary_release(0));
     printf("clean\n");
-    fprintf(stderr, "%u moves, %u refusals\n", moves, refusals);
+    fprintf(stderr, "%u moves, %u refusals, all copied ahead %u times\n", moves, refusals, copies);
     return 0;
 }
