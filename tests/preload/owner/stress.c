@@ -288,9 +288,14 @@ static bool now_and_then(void) {
 
 /* Takes the lease away or gives it back. Without it memory is copied ahead, more than once. */
 static void lease(bool has, uint32_t *x) {
+    struct kp_arena_books host;
+    uint64_t epoch;
     kp_gate_arm(!has);
     if (has) kp_move_forget_ahead();
-    else for (uint32_t i = 0; i <= rnd(x) % 3; i++) copies += kp_move_ahead(now_and_then);
+    for (int i = 0; !has && i < 100 && !kp_gate_is_still(&epoch); i++) usleep(100);
+    for (uint32_t i = has ? 0 : 1 + rnd(x) % 3; i > 0; i--) kp_move_ahead(now_and_then);
+    kp_arena_books(&host);
+    copies += !has && host.used > 0;
 }
 
 static void *page(void *arg) {
@@ -414,6 +419,6 @@ int main(int argc, char **argv) {
     MUST(moves > 10 && refusals > 0);
     CHECK(kp_own_primary_release(0));
     printf("clean\n");
-    fprintf(stderr, "%u moves, %u refusals, all copied ahead %u times\n", moves, refusals, copies);
+    fprintf(stderr, "%u moves, %u refusals, copied ahead %u times\n", moves, refusals, copies);
     return 0;
 }
