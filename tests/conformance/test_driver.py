@@ -217,6 +217,55 @@ def test_virtual_memory_lives_until_unmapped_and_released(worker):
     assert worker.get("used() - before") <= 4 * MIB
 
 
+def test_new_memory_at_an_old_address_serves_a_graph_of_before(worker):
+    worker.do(
+        VMM + "at = int(ck(driver.cuMemAddressReserve(size, 0, 0, 0)))\n"
+        "def put():\n"
+        "    h = ck(driver.cuMemCreate(size, prop, 0)); ck(driver.cuMemMap(at, size, 0, h, 0))\n"
+        "    ck(driver.cuMemSetAccess(at, size, [desc], 1)); ck(driver.cuMemRelease(h))\n"
+        "put(); s = ck(driver.cuStreamCreate(1))\n"
+        "mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED\n"
+        "ck(driver.cuStreamBeginCapture(s, mode))\n"
+        "ck(driver.cuMemsetD32Async(at, 7, size // 4, s)); g = ck(driver.cuStreamEndCapture(s))\n"
+        "run = ck(driver.cuGraphInstantiate(g, 0)); ck(driver.cuGraphLaunch(run, s)); sync()"
+    )
+    assert worker.get("read(at + size - 4, 4).hex()") == "07000000"
+    worker.do("ck(driver.cuMemUnmap(at, size)); put(); ck(driver.cuMemsetD32(at, 1, size // 4))")
+    worker.do("ck(driver.cuGraphLaunch(run, s)); sync()")
+    assert worker.get("read(at + size - 4, 4).hex()") == "07000000"
+    worker.do("ck(driver.cuMemUnmap(at, size)); ck(driver.cuMemAddressFree(at, size))")
+
+
+def test_a_descriptor_stands_for_virtual_memory(worker):
+    worker.do(
+        VMM + "FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR\n"
+        "prop.requestedHandleTypes = FD; h = ck(driver.cuMemCreate(size, prop, 0))\n"
+        "fd = int(ck(driver.cuMemExportToShareableHandle(h, FD, 0)))\n"
+        "again = ck(driver.cuMemImportFromShareableHandle(fd, FD)); os.close(fd)\n"
+        "at = int(ck(driver.cuMemAddressReserve(2 * size, 0, 0, 0)))\n"
+        "ck(driver.cuMemMap(at, size, 0, h, 0))\n"
+        "ck(driver.cuMemMap(at + size, size, 0, again, 0))\n"
+        "ck(driver.cuMemSetAccess(at, 2 * size, [desc], 1))"
+    )
+    expected = worker.get("fill(at, 5, size)")
+    assert worker.get("digest(at + size, size)") == expected
+    worker.do("ck(driver.cuMemUnmap(at, 2 * size)); ck(driver.cuMemRelease(h))")
+    worker.do("ck(driver.cuMemRelease(again)); ck(driver.cuMemAddressFree(at, 2 * size))")
+
+
+def test_a_handle_of_mapped_memory_is_the_one_that_was_mapped(worker):
+    worker.do(
+        VMM + "h = ck(driver.cuMemCreate(size, prop, 0)); p = alloc(size)\n"
+        "at = int(ck(driver.cuMemAddressReserve(size, 0, 0, 0)))\n"
+        "ck(driver.cuMemMap(at, size, 0, h, 0)); again = ck(driver.cuMemRetainAllocationHandle(at))"
+    )
+    assert worker.get("int(again) == int(h)")
+    plain = worker.get("name_of(driver.cuMemRetainAllocationHandle, p)")
+    assert plain == "CUDA_ERROR_INVALID_VALUE", "memory of cuMemAlloc has no handle"
+    worker.do("ck(driver.cuMemRelease(again)); ck(driver.cuMemRelease(h))")
+    worker.do("ck(driver.cuMemUnmap(at, size)); ck(driver.cuMemAddressFree(at, size))")
+
+
 def test_wrong_use_of_virtual_memory(worker):
     worker.do(
         VMM + "h = ck(driver.cuMemCreate(size, prop, 0))\n"

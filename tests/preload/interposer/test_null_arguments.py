@@ -12,7 +12,8 @@ from kiwi_core.preload import _build
 def hooked() -> list[str]:
     """Return the names of all functions that have a wrapper by hand."""
     listed = (_build.SOURCES / "hooks" / "calls.def").read_text()
-    names = set(re.findall(r"^[a-z-]+ \w+ .*?hook:(\w+)@", listed, re.MULTILINE))
+    names = set(re.findall(r"^[^#].*", listed, re.MULTILINE))
+    names = {name for line in names for name in re.findall(r"\bhook:(\w+)@", line)}
     # The emulated driver lacks the first versions of these two, which the wrappers do not need.
     return sorted(names - {"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"})
 
