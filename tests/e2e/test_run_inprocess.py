@@ -28,8 +28,21 @@ def ck(result):
     assert result[0] == driver.CUresult.CUDA_SUCCESS, result
     return result[1] if len(result) > 1 else None
 held = []
-def take(size):
-    pointer, value = ck(driver.cuMemAlloc(size * MIB)), (len(held) * 7 + 3) % 251
+props, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+access.location = props.location
+access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+def map_own(size):
+    handle = ck(driver.cuMemCreate(size, props, 0))
+    at = ck(driver.cuMemAddressReserve(size, 0, 0, 0))
+    ck(driver.cuMemMap(at, size, 0, handle, 0))
+    ck(driver.cuMemSetAccess(at, size, [access], 1))
+    return at
+def allocate(size):
+    return ck(driver.cuMemAlloc(size))
+def take(size, how=allocate):
+    pointer, value = how(size * MIB), (len(held) * 7 + 3) % 251
     ck(driver.cuMemsetD8(pointer, value, size * MIB))
     held.append((pointer, value, size * MIB))
 def intact():
@@ -67,19 +80,20 @@ def wait_rests(program: ClientProgram) -> None:
     program.daemon.wait_for(rests, f"{program.name} rests", 90.0)
 
 
+@pytest.mark.parametrize("how", ["allocate", "map_own"])
 def test_two_programs_that_each_want_most_of_the_gpu(
-    make_daemon: Callable[..., Daemon], run: Callable[[Daemon, str], ClientProgram]
+    make_daemon: Callable[..., Daemon], run: Callable[[Daemon, str], ClientProgram], how: str
 ) -> None:
-    """Neither waits for the other's quantum, which is ten minutes, and neither runs out of
-    memory."""
+    """Neither waits for the other's quantum, which is ten minutes, and neither runs out of memory,
+    whether they allocate it or map it themselves, as JAX does."""
     daemon = make_daemon("1x256MiB", "--tq", "600")
     first = run(daemon, "first")
-    assert first.get("take(170)") is None
+    assert first.get(f"take(170, {how})") is None
     wait_rests(first)
     second = run(daemon, "second")
-    assert second.get("take(20)") is None
+    assert second.get(f"take(20, {how})") is None
     for _ in range(10):  # up to 90 % of the GPU, in small steps
-        assert second.get("take(20)") is None
+        assert second.get(f"take(20, {how})") is None
     assert second.get("intact()") is True
     wait_rests(second)
     assert first.session.paged_out_bytes > 0

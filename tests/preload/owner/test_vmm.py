@@ -73,6 +73,20 @@ def test_one_handle_at_two_addresses(program):
     p.do("map_at(a.address, a.size, a.handle); access(a.address, a.size); same(a); check()")
 
 
+def test_a_graph_goes_on_with_what_came_back(program):
+    p = program()
+    p.do(
+        "a = xla(4 * MIB, 1); s = ck(driver.cuStreamCreate(1))\n"
+        "mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL\n"
+        "ck(driver.cuStreamBeginCapture(s, mode))\n"
+        "ck(driver.cuMemsetD8Async(a.address + MIB, 7, MIB, s))\n"
+        "graph = ck(driver.cuStreamEndCapture(s)); run = ck(driver.cuGraphInstantiate(graph, 0))\n"
+        "swap(); ck(driver.cuGraphLaunch(run, s)); sync()"
+    )
+    assert p.get("read(a.address + MIB, MIB) == bytes([7]) * MIB")
+    p.do("a.digest = now(a); swap(); same(a)")
+
+
 def test_released_while_mapped_and_unmapped_while_held(program, world):
     p = program()
     p.do("a = xla(4 * MIB, 1); release(a.handle); swap(); same(a)")

@@ -147,7 +147,7 @@ void kp_vmm_pass_over(void);
 /* ---- vmm_move.c: while kp_moving keeps the object as it is ---- */
 CUresult kp_object_open(struct kp_object *o); /* sets block->addr to where all of it may be read and written */
 CUresult kp_object_open_for_out(struct kp_object *o); /* likewise; leaves the object to the driver if that fails often */
-void kp_object_close(struct kp_object *o);
+CUresult kp_object_close(struct kp_object *o); /* an error leaves the range of ours open, for another try */
 CUresult kp_object_out(struct kp_object *o); /* takes the memory away; after an error all is as before, or ARRIVING */
 CUresult kp_object_in(struct kp_object *o);  /* opened; it may be called again after an error */
 

@@ -199,10 +199,10 @@ static CUresult unmap_some(CUdeviceptr at, size_t bytes) { /* kp_table_mu held, 
     for (next = at; rc == CUDA_SUCCESS && next < at + bytes; next += m->bytes) {
         m = kp_mapping_at(next);
         if (!m->there) continue;
-        m->there = m->reachable = false;
         pthread_mutex_unlock(&kp_table_mu);
         rc = kp_real.cuMemUnmap(m->at, m->bytes);
         pthread_mutex_lock(&kp_table_mu);
+        if (rc == CUDA_SUCCESS) m->there = m->reachable = false;
     }
     return rc;
 }

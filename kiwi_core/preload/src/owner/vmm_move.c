@@ -48,11 +48,12 @@ CUresult kp_object_open(struct kp_object *o) {
     return rc;
 }
 
-void kp_object_close(struct kp_object *o) {
-    if (!o->window) return;
-    kp_real.cuMemUnmap(o->window, o->block->bytes);
+CUresult kp_object_close(struct kp_object *o) {
+    CUresult rc = o->window ? kp_physical_unmap(o->window, o->block->bytes) : CUDA_SUCCESS;
+    if (!o->window || rc != CUDA_SUCCESS) return rc; /* it would keep the memory in the GPU */
     kp_real.cuMemAddressFree(o->window, o->block->bytes);
     o->window = 0;
+    return rc;
 }
 
 CUresult kp_object_open_for_out(struct kp_object *o) {
@@ -97,8 +98,8 @@ static CUresult unmap_all(struct kp_object *o) {
 }
 
 CUresult kp_object_out(struct kp_object *o) {
-    kp_object_close(o);
-    CUresult rc = unmap_all(o);
+    CUresult rc = kp_object_close(o);
+    if (rc == CUDA_SUCCESS) rc = unmap_all(o);
     if (rc != CUDA_SUCCESS) {
         /* The memory itself is there still. If it is the one that counts, all its addresses must have it. */
         struct kp_chunk *c = &o->block->chunks[0];
