@@ -35,13 +35,15 @@ static CUresult create(__typeof__(&cuMemCreate) real, CUmemGenericAllocationHand
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* A call from inside another (a driver that calls itself through its exported names) gets a handle of the driver. */
 KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                             const CUmemAllocationProp *prop, unsigned long long flags) {
     DRIVER(cuMemCreate);
     CUresult result;
     bool owns = kp_owning() && handle && kp_vmm_owns(prop);
     ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && kp_here(prop->location.id),
-           owns ? kp_vmm_create(handle, bytes, prop, flags) : create(real, handle, bytes, prop, flags));
+           (owns = owns && entered_) ? kp_vmm_create(handle, bytes, prop, flags)
+                                     : create(real, handle, bytes, prop, flags));
     if (!owns && result == CUDA_SUCCESS && in_gpu(prop))
         kp_foreign_added(KP_FOREIGN_VMM, *handle, bytes);
     return result;

@@ -18,7 +18,8 @@ static inline bool kp_current_is_here(void) {
 }
 
 /* Makes a `call` that takes about `bytes_` of GPU memory: if there is none, asks the daemon for room, as for owned
- * memory. A call from inside another does not ask: the driver holds locks of its own then. */
+ * memory. A call from inside another does not ask: the driver holds locks of its own then. (`call` can see that: `entered_`
+ * is false.) */
 #define ROOMED(result, bytes_, here_, call)                                                          \
     do {                                                                                             \
         bool entered_ = kp_gate_enter();                                                             \

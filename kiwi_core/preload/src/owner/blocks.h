@@ -152,6 +152,8 @@ CUresult kp_object_out(struct kp_object *o); /* takes the memory away; after an 
 CUresult kp_object_in(struct kp_object *o);  /* opened; it may be called again after an error */
 
 /* ---- own.c ---- */
+/* Returns the current context's record, held, and notes that it owns memory; NULL: its memory is not ours to manage. */
+struct kp_ctx *kp_own_current(CUdevice *device);
 /* Destroys blocks that could not be destroyed when they were freed; `ending` is the context that the caller
  * is about to destroy, or NULL. */
 void kp_own_end_dead_blocks(struct kp_ctx *ending);

@@ -44,8 +44,7 @@ static CUresult foreign(CUdeviceptr *p, size_t bytes, enum kp_foreign kind) {
     return rc;
 }
 
-/* Returns the current context's record, held; NULL: its memory is not ours to manage. */
-static struct kp_ctx *current(CUdevice *device) {
+struct kp_ctx *kp_own_current(CUdevice *device) {
     CUcontext handle;
     *device = -1;
     if (kp_forked || kp_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle) return NULL;
@@ -118,7 +117,7 @@ CUresult kp_own_alloc(CUdeviceptr *p, size_t bytes) {
     CUresult rc;
     do { /* nothing is held while it waits for room, which a signal handler may leave */
         CUdevice device;
-        struct kp_ctx *ctx = p && bytes ? current(&device) : NULL;
+        struct kp_ctx *ctx = p && bytes ? kp_own_current(&device) : NULL;
         if (!ctx && p && bytes && !kp_forked && device >= 0) /* we cannot own the memory of this GPU or driver */
             return foreign(p, bytes, device != kp_gpu.device ? KP_FOREIGN_GPU : KP_FOREIGN_PLAIN);
         if (!ctx) return kp_real.cuMemAlloc_v2(p, bytes); /* the driver says what is wrong */

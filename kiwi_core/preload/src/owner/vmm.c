@@ -69,6 +69,13 @@ static void end(struct kp_object *o) { /* it is in no table any more */
     free(o);
 }
 
+/* Objects belong to no context. The one in which the program makes them is the best to copy them with. */
+static void note_context(void) {
+    CUdevice device;
+    struct kp_ctx *c = kp_own_current(&device);
+    if (c) kp_ctx_let_go(c);
+}
+
 CUresult kp_vmm_create(CUmemGenericAllocationHandle *name, size_t bytes, const CUmemAllocationProp *prop,
                        unsigned long long flags) {
     CUmemGenericAllocationHandle handle;
@@ -85,6 +92,7 @@ CUresult kp_vmm_create(CUmemGenericAllocationHandle *name, size_t bytes, const C
     }
     pthread_mutex_unlock(&kp_table_mu);
     if (added) {
+        note_context();
         kp_need_grew(bytes);
         changed();
         return rc;
