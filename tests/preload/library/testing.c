@@ -56,6 +56,7 @@ TEST(void) kiwi_preload_test_fault(int kind, int skip, int count) {
 }
 TEST(void) kiwi_preload_test_arena(int enable) { kp_arena_enable(enable); }
 TEST(void) kiwi_preload_test_allow(uint64_t bytes) { kp_arena_allow(bytes); }
+TEST(void) kiwi_preload_test_leaky(void) { kp_gate_is_leaky(); }
 static bool never(void) { return false; }
 TEST(int) kiwi_preload_test_ahead(void) { return kp_move_ahead(never); }
 TEST(void) kiwi_preload_test_forget(void) { kp_move_forget_ahead(); }

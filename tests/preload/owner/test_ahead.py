@@ -90,6 +90,16 @@ def test_when_nothing_is_copied(ready, why):
     ready.do("disarm(); same(*held); check()")
 
 
+def test_a_function_that_nobody_knows_ends_them(ready):
+    """It passes an armed gate, and may write."""
+    ready.do("arm()")
+    assert ready.get("ahead()")
+    ready.do("library.kiwi_preload_test_leaky()")
+    assert not ready.get("ahead()")
+    ready.do(f"{NO_COPIES}; assert out().startswith('refused driver'); {COPIES}")
+    ready.do("assert out() == 'moved'; assert back() == 'moved'; disarm(); same(*held); check()")
+
+
 def test_they_use_only_memory_that_is_pinned_anyway(program):
     p = program()
     p.do(HELD)

@@ -49,6 +49,8 @@ void kp_gate_open(void);
 void kp_gate_arm(bool armed);
 /* Returns whether no gated call is inside, and none can enter before `*epoch` changes. For the pager thread only. */
 bool kp_gate_is_still(uint64_t *epoch);
+/* Notes that the program has found a function that may write to GPU memory past an armed gate: it is never still again. */
+void kp_gate_is_leaky(void);
 uint64_t kp_gate_epoch(void); /* changes before an armed gate lets calls pass; never 0 */
 bool kp_gate_is_closed(void);
 bool kp_gate_is_shut(void);

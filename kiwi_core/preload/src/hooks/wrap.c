@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/real.h"
+#include "gate/gate.h"
 #include "hooks/calls.h"
 #include "hooks/driver.h"
 
@@ -78,6 +79,7 @@ static void *new_form(const struct kp_call *call, const char *name, void *real, 
     bool gated = call && call->gated;
     void *wrapper = gated ? slot_for(kp_wides, KP_WIDES, real) : slot_for(kp_others, KP_OTHERS, real);
     bool is_new = call || !of_another_header(name);
+    if (!wrapper || (is_new && !call)) kp_gate_is_leaky();
     if (!wrapper) {
         kp_note("%s (interface %d) bypasses the gate: there is no wrapper left for it", name, version);
         return real;

@@ -46,7 +46,8 @@ static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight
     if (f.chunk->where == KP_IN || f.chunk->where == KP_OUT) return CUDA_SUCCESS;
     kp_bytes_moved(f.chunk, KP_IN);
     kp_flight_over(f);
-    if (kp_gate_is_armed()) f.chunk->epoch = kp_gate_epoch(); /* nothing can change it yet: the copy stays right */
+    uint64_t epoch;
+    if (kp_gate_is_still(&epoch)) f.chunk->epoch = epoch; /* nothing can change it yet: the copy stays right */
     else kp_arena_give(&f.chunk->copy);
     return CUDA_SUCCESS;
 }
