@@ -81,6 +81,34 @@ class MovedBy(str, Enum):
     """The library moves the memory that it owns, the driver the rest."""
 
 
+class GateOnly(str, Enum):
+    """Why a program's library is only the gate, and the driver moves its memory.
+    ``daemon/user_texts.py`` has the words."""
+
+    NOT_ASKED = "not-asked"
+    """Nobody has asked for anything else."""
+    TOOL = "tool"
+    """A debugger, profiler or checker watches the program's memory, or could."""
+    DIRECT = "direct-access"
+    """A disk, a network or the CPU uses GPU memory without a call that the gate could hold."""
+    COHERENT = "coherent"
+    """On this machine the CPU uses all GPU memory like its own."""
+    SEVERAL_GPUS = "several-gpus"
+    """The program has used memory of more than one GPU."""
+    HOOKED = "other-hook"
+    """Another library in the program replaces functions of the driver."""
+    IPC = "ipc-refused"
+    """The program has asked for a handle to share its memory, which owned memory does not have."""
+    CRASHED = "crashed-before"
+    """The program has crashed shortly after its memory was moved."""
+    UNREADABLE = "unreadable"
+    """The daemon may not look at the process."""
+    DOUBTED = "in-doubt"
+    """The GPU has gained far less than the library said that it had moved."""
+    LATE = "late"
+    """The daemon's answer did not come in time."""
+
+
 class Reason(str, Enum):
     """Why an operation was refused. Nothing changed in the target."""
 

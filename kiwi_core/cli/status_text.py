@@ -145,6 +145,8 @@ def _problems(gpu: GpuStatus) -> list[str]:
             lines.append(f"{_who(session)}: {printable(session.stopped)}")
         if not session.guarded:
             lines.append(f"{_who(session)}: unguarded. {printable(session.unguarded_text)}")
+        if session.pager_text:
+            lines.append(f"{_who(session)}: {printable(session.pager_text)}")
     return lines
 
 

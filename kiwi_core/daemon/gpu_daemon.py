@@ -39,6 +39,7 @@ from kiwi_core.daemon.links.host_budget import HostBudget
 from kiwi_core.daemon.links.library_ram import LibraryRam
 from kiwi_core.daemon.links.links import Links
 from kiwi_core.daemon.links.little_ram import LittleRam
+from kiwi_core.daemon.links.ownership import Ownership
 from kiwi_core.daemon.reports.announce import Announcer
 from kiwi_core.daemon.reports.bookkeeper import Bookkeeper
 from kiwi_core.daemon.reports.ledger import Ledger
@@ -60,6 +61,7 @@ from kiwi_core.daemon.sessions.shutdown import everybody_back
 from kiwi_core.daemon.sessions.unused import Unused
 from kiwi_core.daemon.supervised import READY
 from kiwi_core.errors import CallerError
+from kiwi_core.gpu.ownable import coherent_machine
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.movers.driver_calls import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
@@ -129,6 +131,7 @@ class GpuDaemon:
         roster = file.read()
         self._assemble(roster)
         self._links.restore(roster)
+        self._ownership.restore(roster.objections)
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
@@ -315,6 +318,8 @@ class GpuDaemon:
             self._registry, machine.gpu.total_bytes, self._link_died, self._roster.save,
             shares[PROGRAMS],
         )  # fmt: skip
+        self._ownership = Ownership(coherent_machine(machine.gpu.name), self._roster.save_soon)
+        self._links.ownership = self._ownership
         self._budget = HostBudget(
             self._links, lambda: self._pager.export_footprints(),
             config.host_reserve_bytes, machine.fixed_budget_bytes,
@@ -338,8 +343,9 @@ class GpuDaemon:
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._link_handler = self._sessions.libraries = LinkHandler(
-            self._core, self._links, gates, self._registry, self._sessions, self._library_ram
-        )
+            self._core, self._links, gates, self._registry, self._sessions, self._library_ram,
+            self._ownership,
+        )  # fmt: skip
         return gates
 
     def _seen(self, target: Target, seen: Observation) -> None:
@@ -404,6 +410,7 @@ class GpuDaemon:
             sessions=[record.roster_entry() for record in self._registry],
             links=self._links.roster(),
             off=self._links.roster_off(),
+            objections=self._ownership.roster(),
             footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
             beside=[
                 (ref.pid, ref.start_ticks, one.free_bytes, one.hidden_bytes)

@@ -106,13 +106,15 @@ class Router:
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
         self.connections.greeted(connection)
-        record = linked = None
+        record = linked = own = None
+        own_why = ""
         if self._emulation is not None and hello.role is not m.Role.OBSERVER:
             _refuse_real_driver(hello.cuda_library, self._emulation)
         if hello.role is m.Role.SESSION:
             record = self.sessions.hello(connection, hello)
         elif hello.role is m.Role.PAGER:
             linked = self.links.hello(connection, hello)
+            own, own_why = self.links.decision(connection)
         connection.send(
             m.Welcome(
                 protocol=m.PROTOCOL,
@@ -122,6 +124,8 @@ class Router:
                 gpu_name=self._gpu.name,
                 session=session.id if (session := record or linked) else "",
                 emulation=self._emulation,
+                own=own,
+                own_why=own_why,
             )
         )
         if record is not None:

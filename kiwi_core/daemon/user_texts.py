@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kiwi_core.states import Notice, Reason
+from kiwi_core.states import GateOnly, Notice, Reason
 from kiwi_core.units import format_period_s
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import SessionRecord
+    from kiwi_core.gpu.ownable import OwnershipObjection
 
 NAMELESS = (
     "NVML does not show how much GPU memory each program has here (a PID namespace of its own, as "
@@ -209,6 +210,70 @@ def unguarded(record: SessionRecord | None) -> str:
         f"Kiwi's LD_PRELOAD, linked statically, or by a driver that was loaded before Kiwi. "
         f"{follows} Start it with `kiwi run`, and leave LD_PRELOAD as it is."
     )
+
+
+_GATE_ONLY: Final[dict[GateOnly, tuple[str, str]]] = {
+    GateOnly.TOOL: (
+        "a debugger, a profiler or a checker is in this program",
+        "Start the program without that to have its memory moved at full speed.",
+    ),
+    GateOnly.DIRECT: (
+        "this program lets a disk, a network or the CPU use GPU memory directly",
+        "Start it without GPUDirect Storage, GDRCopy and RDMA if it does not need them.",
+    ),
+    GateOnly.COHERENT: (
+        "on this machine the CPU uses GPU memory like its own, so nobody can hold that up",
+        "There is nothing to do: the driver moves it safely.",
+    ),
+    GateOnly.SEVERAL_GPUS: (
+        "this program has used several GPUs before",
+        (
+            "Show it one GPU with CUDA_VISIBLE_DEVICES if it needs no more. Kiwi forgets this "
+            "after 30 days."
+        ),
+    ),
+    GateOnly.HOOKED: (
+        "another preloaded library replaces functions of the driver",
+        "Start it without that library in LD_PRELOAD or /etc/ld.so.preload if it is not needed.",
+    ),
+    GateOnly.IPC: (
+        (
+            "this program has asked for handles to share its GPU memory with other processes, "
+            "which only memory of the driver's has"
+        ),
+        "There is nothing to do: its handles work now. Kiwi forgets this after 30 days.",
+    ),
+    GateOnly.CRASHED: (
+        "this program has crashed within 10 s of a move by Kiwi's library before",
+        (
+            "Report the crash with the daemon's log if the program is sound without Kiwi. The next "
+            "version of Kiwi tries again."
+        ),
+    ),
+    GateOnly.UNREADABLE: (
+        "the Kiwi daemon may not see what else is in this program",
+        "Run the daemon as root or as the program's user, and in its PID namespace.",
+    ),
+    GateOnly.DOUBTED: (
+        "the GPU has gained far less than Kiwi's library said that it had moved",
+        "Start the program again, and report this with the daemon's log if it comes back.",
+    ),
+    GateOnly.LATE: (
+        "the Kiwi daemon did not answer within a quarter of a second when the program began",
+        "Start the program again; see whether the machine is overloaded if this lasts.",
+    ),
+}
+"""Why the driver moves the memory of a program that asks for Kiwi's library, and what to do."""
+
+
+def moved_by_driver(objection: OwnershipObjection | None) -> str:
+    """Return why the driver moves memory that a library was asked to move, and what to do; "":
+    nothing speaks against the library, or nobody has asked for it."""
+    if objection is None or objection.why not in _GATE_ONLY:
+        return ""
+    why, remedy = _GATE_ONLY[objection.why]
+    reason = f"{why} ({objection.detail})" if objection.detail else why
+    return f"The driver moves its memory, not Kiwi's library as asked: {reason}. {remedy}"
 
 
 def left_out(why: str) -> tuple[str, str]:

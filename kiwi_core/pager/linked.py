@@ -53,6 +53,11 @@ class LinkedProcess(Protocol):
         ...
 
     @property
+    def yields(self) -> bool:
+        """Whether the library owns memory that only the driver may move any more."""
+        ...
+
+    @property
     def expected(self) -> bool:
         """Whether it is about to connect: a step can be sent to it, and waits for a moment."""
         ...
@@ -62,6 +67,10 @@ class LinkedProcess(Protocol):
         """Return whether it has the order to move its memory and has not reported the outcome
         yet.
         """
+        ...
+
+    def compare_gain(self, gained_bytes: int, reported_bytes: int) -> None:
+        """Take what NVML says that the GPU gained by a page-out, beside what its library says."""
         ...
 
 
@@ -80,6 +89,9 @@ class LinkedProcesses:
 
     def everybody(self) -> tuple[LinkedProcess, ...]:
         return ()
+
+    def about_to_go_out(self, session: SessionId) -> None:
+        """Take notice that the memory of ``session`` is about to be moved out."""
 
     def paged_out(self) -> tuple[Target, ...]:
         """Return the sessions with linked processes all of which have paged out all they own."""

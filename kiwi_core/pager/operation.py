@@ -91,6 +91,7 @@ class SessionOperation:
     async def page_out(self) -> Moved:
         """Page out. If the session is out already, also move what its libraries have left in the
         GPU: the scheduler asks a second time only if room is short."""
+        self._parts.links.about_to_go_out(self._target.session)
         look = await self._look()
         if plan.libraries_out(look):
             self._check_movable(plan.driver_part(look))  # they make room first: the rest is later
@@ -99,10 +100,12 @@ class SessionOperation:
         look = await self._stop_all(look)
         owned = plan.libraries_out(look)
         moved = any(not plan.was_out(step.process) for step in owned)
+        compared = plan.comparable(owned)
         if owned:
             await self._libraries_out(owned, look)
             # A program may have been replaced (exec), or a new one may have started.
-            look = await self._stop_all(await self._look())
+            before, look = look, await self._stop_all(await self._look())
+            plan.compare_gains(compared, before, look)
         moved_by_driver, look = await self._driver_out(look)
         self._performer.still_wanted()
         self._performer.commit()  # it is out: what follows is not part of it
@@ -169,7 +172,7 @@ class SessionOperation:
     async def refusal_for_ram(self) -> Moved:
         """Refuse if RAM surely has no room for the session, which is not disturbed."""
         look = await self._parts.survey.look(self._target)
-        owned = any(one.library is not None and one.library.owns for one in look)
+        owned = any(one.library and one.library.owns and not one.library.yields for one in look)
         refused = None if owned else self._lacks_ram(plan.driver_part(look), look)
         if refused is not None:
             raise Stop(refused)

@@ -81,7 +81,8 @@ def was_out(process: SessionProcess) -> bool:
 def driver_part(look: SessionLook) -> list[SessionProcess]:
     """Return what the driver has to move out: what has no library, and what is only gated. Raises
     ``Stop`` if the driver does not report a state of that."""
-    gated = [one for one in look if one.backend is MovedBy.INPROCESS and one.gate_only]
+    left = [one for one in look if one.backend is MovedBy.INPROCESS]
+    gated = [one for one in left if one.gate_only or _yields(one)]
     for one in gated:
         if one.error is not None:
             raise Stop(refusal(one.error, one.ref.pid)) from one.error
@@ -91,8 +92,9 @@ def driver_part(look: SessionLook) -> list[SessionProcess]:
 
 def driver_out(look: SessionLook) -> list[PlanStep]:
     """Let the driver move out its part, now that all are stopped, and nothing whose gate is open
-    again."""
-    return take([one for one in driver_part(look) if not _by_library(one, Residency.RESIDENT)])
+    again. Libraries that own some of it yield first."""
+    those = [one for one in driver_part(look) if not _by_library(one, Residency.RESIDENT)]
+    return [PlanStep("yield", one) for one in those if _yields(one)] + take(those)
 
 
 def rest_out(look: SessionLook, least_bytes: int = -1) -> list[PlanStep]:
@@ -110,6 +112,23 @@ def take(those: Sequence[SessionProcess]) -> list[PlanStep]:
     """Let the driver take processes: lock those that run, and move out all."""
     lock = [PlanStep("lock", one) for one in those if _runs(one)]
     return lock + [PlanStep("checkpoint", one) for one in those]
+
+
+def comparable(steps: Sequence[PlanStep]) -> list[PlanStep]:
+    """Return the page-outs to come of libraries that have all in the GPU: what these report
+    afterwards is what the GPU must have gained."""
+    return [step for step in steps if step.process.reported is not Residency.PAGED_OUT]
+
+
+def compare_gains(out: Sequence[PlanStep], before: SessionLook, after: SessionLook) -> None:
+    """Tell libraries that have moved out all that they own how much less NVML counts for them since
+    they were stopped. Where NVML names no processes, nobody can tell."""
+    had = {one.ref: one.row_bytes for one in before}
+    has = {one.ref: one.row_bytes for one in after}
+    for step in out:
+        had_bytes, has_bytes = had.get(step.process.ref), has.get(step.process.ref)
+        if had_bytes is not None and has_bytes is not None:
+            step.library.compare_gain(had_bytes - has_bytes, step.library.report.paged_out_bytes)
 
 
 def may_be_cleared(look: SessionLook) -> bool:
@@ -145,7 +164,11 @@ def is_owned(look: SessionLook) -> bool:
     """Return whether libraries own and move all memory of the session."""
     known = [one for one in look if one.library or not one.unknown]
     return bool(known) and all(
-        one.library and one.library.connected and one.library.owns and one.residency not in NOT_FREE
+        one.library
+        and one.library.connected
+        and one.library.owns
+        and not one.library.yields
+        and one.residency not in NOT_FREE
         for one in known
     )
 
@@ -275,9 +298,15 @@ def _runs(process: SessionProcess) -> bool:
     return process.state is CheckpointState.RUNNING
 
 
+def _yields(process: SessionProcess) -> bool:
+    """Return whether the driver moves what its library owns, unless the library has it out."""
+    library = process.library
+    return library is not None and library.yields and not _by_library(process, Residency.PAGED_OUT)
+
+
 def _owns_something_in(process: SessionProcess) -> bool:
     library = process.library
-    if library is None or not library.owns:
+    if library is None or not library.owns or _yields(process):
         return False
     has_in = library.connected and library.report.resident_bytes > 0
     return has_in or process.reported is not Residency.PAGED_OUT

@@ -303,10 +303,14 @@ class SessionPager:
 
     def _who_moves(self, look: SessionLook) -> MovedBy:
         links = [one.library for one in look if one.library is not None]
-        if not any(link.owns for link in links):
+        if not any(link.owns and not link.yields for link in links):
             return MovedBy.CHECKPOINT
         most_bytes = self._config.unowned_left_bytes
-        mixed = any(not (one.library and one.library.owns) for one in look if not one.unknown)
+        mixed = any(
+            not (one.library and one.library.owns) or one.library.yields
+            for one in look
+            if not one.unknown
+        )
         mixed = mixed or any(link.report.unowned_bytes > most_bytes for link in links)
         return MovedBy.BOTH if mixed else MovedBy.INPROCESS
 

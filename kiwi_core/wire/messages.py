@@ -87,10 +87,11 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     ``burst`` and ``in_burst`` matter on reconnection: ``burst`` is the burst that this process is
     in (it holds the lease for it, or believes so), or the last one it had. ``kernel_id`` is
     Jupyter's. ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded,
-    if any: a real driver and an emulating daemon do not mix. ``owns`` matters for a preloaded
-    library: if true, it owns the program's GPU memory and can move it; if false, it is only the
-    gate, and the driver moves the memory. ``ungated`` says why this process has no gate in front of
-    the driver ("": it has one, or does not say).
+    if any: a real driver and an emulating daemon do not mix. ``owns`` and ``could_own`` matter for
+    a preloaded library. ``owns``: it owns the program's GPU memory and can move it; if false, it is
+    only the gate, and the driver moves the memory. ``could_own``: neither is so yet. The program
+    has no context, ``owns`` is what it has asked for, and ``welcome`` decides. ``ungated`` says why
+    this process has no gate in front of the driver ("": it has one, or does not say).
     """
 
     protocol: int
@@ -102,6 +103,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     in_burst: bool = False
     cuda_library: PathText = ""
     owns: bool = True
+    could_own: bool = False
     ungated: Reasoning = ""
 
 
@@ -271,6 +273,12 @@ class Emulation(Struct, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    """``own`` decides whether a preloaded library owns the program's GPU memory or is only the
+    gate; ``None`` in the other roles. A library that has said ``could_own`` follows it; for others
+    it only repeats their ``owns``. If false, ``own_why`` is the code of the reason
+    (``states.GateOnly``).
+    """
+
     protocol: int
     daemon: str
     gpu_uuid: str
@@ -278,6 +286,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     gpu_name: str
     session: str = ""
     emulation: Emulation | None = None
+    own: bool | None = None
+    own_why: str = ""
 
 
 class Granted(Message, frozen=True, kw_only=True, tag="granted"):

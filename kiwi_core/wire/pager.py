@@ -61,7 +61,8 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     ``held_bytes`` are the process's allocations in the GPU, by the library's own count (contexts
     apart), ``peak_bytes`` the most of all allocations since the last state, and ``lacked_bytes``
     what they would have come to since then, had an allocation not failed for lack of memory, or had
-    one that took a share of what was free had the GPU for itself. No answer."""
+    one that took a share of what was free had the GPU for itself. ``ipc_refused`` counts the
+    handles for sharing owned memory that the program has asked for in vain. No answer."""
 
     state: LibraryState
     resident_bytes: Count = 0
@@ -72,6 +73,7 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     held_bytes: Count = 0
     peak_bytes: Count = 0
     lacked_bytes: Count = 0
+    ipc_refused: Count = 0
 
 
 class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):

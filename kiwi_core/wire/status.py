@@ -127,6 +127,9 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     problem_text: str = ""
     priority: Priority = Priority.NORMAL
     pager: MovedBy = MovedBy.CHECKPOINT
+    pager_text: str = ""
+    """Why the driver moves its memory although Kiwi's library was asked to, and the remedy; "":
+    nothing to say, or not for the reader."""
     unowned: dict[str, int] = field(default_factory=dict)
     guarded: bool = True
     """True if Kiwi's gate is in front of the driver in all its processes that use the GPU. If not,

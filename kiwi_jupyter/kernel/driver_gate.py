@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter, preload
+from kiwi_core.config import ENV_PAGER, INPROCESS
 from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class DriverGate:
         if library is None:
             return False
         os.environ.update(preload.environment(library, os.environ))  # for what this starts
-        os.environ.setdefault(preload.ENV_OWN, "0")
+        asked = os.environ.get(ENV_PAGER) == INPROCESS
+        os.environ.setdefault(preload.ENV_OWN, "1" if asked else "0")
         gate = preload.load_gate(real)
         loaded = gate.state is preload.GateState.LOADED
         remedy = REMEDIES.get(gate.state, "")

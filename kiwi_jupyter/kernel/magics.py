@@ -129,7 +129,8 @@ class KiwiMagics(Magics):  # type: ignore[misc]
             print(f"Kiwi checks the object behind every name, because {tainted}.")  # noqa: T201
 
     def _say_need(self) -> None:
-        """Say with how much memory this notebook counts, and what may keep its memory."""
+        """Say with how much memory this notebook counts, what may keep its memory, and why the
+        driver moves it where Kiwi's library was asked to."""
         session = self._extension.session
         client = session.connected_client
         if client is None or client.welcome is None:
@@ -145,6 +146,8 @@ class KiwiMagics(Magics):  # type: ignore[misc]
             print(f"This notebook is {counted}.")  # noqa: T201
         if (own.resident_bytes or own.paged_out_bytes) and last_error_keeps_variables():
             print(KEPT_BY_ERROR)  # noqa: T201
+        if own.pager_text:
+            print(own.pager_text)  # noqa: T201
 
     # --- doing
 

@@ -99,6 +99,8 @@ class StatusView:
             rows.append(("Stopped", own.stopped))
         if not own.guarded:
             rows.append(("Unguarded", own.unguarded_text))
+        if own.pager_text:
+            rows.append(("Pager", own.pager_text))
         if own.problem:
             rows.append(("Problem", own.problem_text or own.problem))
         return rows

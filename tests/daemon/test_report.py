@@ -69,7 +69,10 @@ class Sessions:
             cast(
                 "Any",
                 SimpleNamespace(
-                    connected=lambda _id: False, unowned=lambda _id: {}, of=lambda _id: ()
+                    connected=lambda _id: False,
+                    unowned=lambda _id: {},
+                    of=lambda _id: (),
+                    why_driver=lambda _id: None,
                 ),
             ),
             cast(

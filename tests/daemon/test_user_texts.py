@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kiwi_core.daemon import user_texts
-from kiwi_core.states import Notice, Reason
+from kiwi_core.gpu.ownable import OwnershipObjection
+from kiwi_core.states import GateOnly, Notice, Reason
 
 NEEDS_NO_REMEDY = {
     Notice.SUSPENDED,
@@ -43,6 +44,20 @@ def test_what_to_do_about_memory_that_does_not_come_back_depends_on_why(
 ) -> None:
     _, remedy = user_texts.sentence(Notice.PAGE_IN_REFUSED, f"{reason.value}: x")
     assert word in remedy
+
+
+@pytest.mark.parametrize("why", [why for why in GateOnly if why is not GateOnly.NOT_ASKED])
+def test_every_reason_against_the_library_says_what_to_do(why: GateOnly) -> None:
+    text = user_texts.moved_by_driver(OwnershipObjection(why))
+    assert text.count(". ") >= 1
+    assert text.endswith(".")
+    assert why.value not in text or "-" not in why.value, "no names of ours"
+    assert "(/dev/x)" in user_texts.moved_by_driver(OwnershipObjection(why, "/dev/x"))
+
+
+def test_who_asks_for_nothing_needs_no_reason() -> None:
+    assert user_texts.moved_by_driver(None) == ""
+    assert user_texts.moved_by_driver(OwnershipObjection(GateOnly.NOT_ASKED)) == ""
 
 
 @pytest.mark.parametrize("reason", list(Reason))

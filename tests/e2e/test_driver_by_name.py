@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pagers
 import pytest
 
 from kiwi_core import compiled, emulator, preload
 from kiwi_core.preload import ready
+from kiwi_core.states import MovedBy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,3 +55,28 @@ def test_a_library_with_names_of_the_driver_of_its_own(
     guarded = notebook.check("%%kiwi cpu\nfrom kiwi_core import preload\npreload.guarded()")
     assert guarded.result == "True"
     notebook.take(32)
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["plain", "profiler"])
+def test_a_kernel_that_nobody_preloads_into_owns_if_it_asks(
+    make_daemon: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    monkeypatch: pytest.MonkeyPatch,
+    watched: bool,
+) -> None:
+    """As VS Code, nbclient and papermill start it. With a profiler in it the daemon says no, and
+    each surface says why."""
+    monkeypatch.setattr(pagers, "into", lambda env: env)
+    daemon = make_daemon()
+    env = emulator.environment(daemon.state_path, emulator.build()) | pagers.IN_PROCESS.env
+    if watched:
+        env["NSYS_PROFILING_SESSION_ID"] = "1"
+    ready.ensure()  # a kernel does not wait for a compiler
+    notebook = make_notebook(daemon, "A", **env)
+    notebook.take(32)
+    wanted = MovedBy.CHECKPOINT if watched else MovedBy.INPROCESS
+    daemon.wait_for(lambda _: notebook.session.pager is wanted, "the daemon knows who moves it")
+    assert notebook.session.guarded
+    for magic in ("%kiwi status", "%kiwi why"):
+        said = notebook.check(magic)
+        assert ("NSYS_PROFILING_SESSION_ID" in f"{said.text}{said.outputs}") is watched

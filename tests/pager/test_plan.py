@@ -33,6 +33,11 @@ class Library:
     owns: bool = True
     expected: bool = False
     moving: bool = False
+    yields: bool = False
+    gains: list[tuple[int, int]] = field(default_factory=list)
+
+    def compare_gain(self, gained_bytes: int, reported_bytes: int) -> None:
+        self.gains.append((gained_bytes, reported_bytes))
 
 
 def plain(state: CheckpointState = RUNNING, **more: object) -> SessionProcess:
@@ -46,7 +51,7 @@ def linked(
     if where is Residency.PAGED_OUT:
         report = replace(report, paged_out_bytes=8 * MIB)
     library = Library(owns=owns, report=report)
-    for name in ("connected", "moving"):
+    for name in ("connected", "moving", "yields"):
         setattr(library, name, more.pop(name, getattr(library, name)))
     names = ("resident_bytes", "unowned_bytes")
     library.report = replace(report, **{n: more.pop(n) for n in names if n in more})  # type: ignore[arg-type]
@@ -83,6 +88,16 @@ IN, SHUT, AWAY = Residency.RESIDENT, Residency.SUSPENDED, Residency.PAGED_OUT
         (gated(SHUT, NOTHING), MovedBy.INPROCESS, [], [], []),
         (gated(SHUT, LOCKED), MovedBy.CHECKPOINT, [], [], ["checkpoint 1"]),
         (gated(SHUT, OUT), MovedBy.CHECKPOINT, [], [], []),
+        (linked(IN, yields=True), MovedBy.INPROCESS, ["shut 1"], [], []),
+        (
+            linked(SHUT, yields=True),
+            MovedBy.INPROCESS,
+            [],
+            [],
+            ["yield 1", "lock 1", "checkpoint 1"],
+        ),
+        (linked(SHUT, OUT, yields=True), MovedBy.CHECKPOINT, [], [], []),
+        (linked(AWAY, resident_bytes=1, yields=True), MovedBy.INPROCESS, [], ["page-out 1"], []),
         (linked(IN), MovedBy.INPROCESS, ["shut 1"], ["page-out 1"], []),
         (linked(SHUT), MovedBy.INPROCESS, [], ["page-out 1"], []),
         (linked(AWAY), MovedBy.INPROCESS, [], [], []),
@@ -117,6 +132,9 @@ def test_the_way_out(
         (gated(SHUT, OUT), [], ["restore 1"], ["unlock 1"], []),
         (linked(AWAY), ["page-in 1"], [], [], []),
         (linked(AWAY, OUT), [], ["restore 1"], ["unlock 1"], []),
+        (linked(AWAY, yields=True), ["page-in 1"], [], [], []),
+        (linked(SHUT, OUT, yields=True), [], ["restore 1"], ["unlock 1"], []),
+        (linked(SHUT, yields=True), [], [], [], ["open 1"]),
         (linked(IN), [], [], [], []),
     ],
 )

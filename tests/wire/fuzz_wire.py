@@ -143,6 +143,9 @@ class Recorder:
         self._take(hello)
         return SimpleNamespace(id="k1")
 
+    def decision(self, _connection: Connection) -> tuple[bool, str]:
+        return False, "tool"
+
     def connected(self, _connection: Connection) -> None:
         pass
 

@@ -120,3 +120,17 @@ def test_a_need_that_is_more_than_what_is_held_is_said_of_those_that_run_or_wait
         assert [text for word, text in rows if word == "Need"] == [row]
     idle = msgspec.structs.replace(gpu, holders=[])
     assert not any("counted" in line for line in gpu_lines(idle, Style(False)))
+
+
+def test_why_the_driver_moves_what_the_library_was_asked_to_move_is_said_to_its_user() -> None:
+    gpu = status_of(CASES[1])
+    why = "The driver moves its memory: a profiler is in it. Start it without."
+    sessions = [
+        msgspec.structs.replace(one, pager_text=why if one.id == "a" else "")
+        for one in gpu.sessions
+    ]
+    gpu = msgspec.structs.replace(gpu, sessions=sessions)
+    assert f"a.ipynb (ada): {why}" in "\n".join(gpu_lines(gpu, Style(False)))
+    for mine, rows in (("a", [why]), ("b", [])):
+        view = StatusView(gpu, mine=mine, problem="", enabled=True)
+        assert [text for word, text in view.rows() if word == "Pager"] == rows

@@ -12,10 +12,11 @@ import structlog
 from kiwi_core import clock
 from kiwi_core.daemon.links.library_words import AFTER
 from kiwi_core.gpu import processes
+from kiwi_core.gpu.ownable import OwnershipObjection
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.linked import LibraryReport
-from kiwi_core.states import Reason, Residency
-from kiwi_core.units import NS_PER_S
+from kiwi_core.states import GateOnly, Reason, Residency
+from kiwi_core.units import MIB, NS_PER_S
 from kiwi_core.wire.pager import PagerAction, PagerDo, PagerOutcome
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ DOUBT_S: Final = 60.0
 """A library that was doubted is believed again after this; the time doubles with each doubt."""
 
 DOUBT_MAX_S: Final = 3600.0
+
+COMPARED_MIN_BYTES: Final = 64 * MIB
+"""A smaller page-out is not compared with what the GPU gained: contexts grow and shrink."""
+
+POOR_MOVES_MAX: Final = 2
+"""So many poor page-outs in a row, and the library is not believed any more. Once can be chance:
+another thread of the driver, or a reading of NVML that is late."""
 
 FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
 """No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); a report above this is wrong."""
@@ -122,11 +130,26 @@ class Link:
     above: tuple[ProcessRef, ...] = ()
     owns: bool = True
     """True if its library can move its memory; if false, it is only the gate."""
+    told_to_own: bool = False
+    """True if the last welcome said so."""
+    objection: OwnershipObjection | None = None
+    """Why the driver moves its memory; ``None``: its library does. See ``ownership``."""
+    program: str = ""
+    """The same for each start of its program (``ownership.program_of``)."""
+    moved_s: float = float("-inf")
+    """When a move of its memory last ended."""
+    poor_moves: int = 0
+    """Page-outs in a row by which the GPU gained far less than the library reported."""
     next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     @property
     def connected(self) -> bool:
         return self.connection is not None
+
+    @property
+    def yields(self) -> bool:
+        """True if its library owns memory that only the driver may move any more."""
+        return self.owns and self.objection is not None
 
     @property
     def expected(self) -> bool:
@@ -159,6 +182,19 @@ class Link:
         """Record that it was asked to give back memory, and has not."""
         self.doubted_until_s = clock.now_s() + self.next_doubt_s
         self.next_doubt_s = min(DOUBT_MAX_S, 2 * self.next_doubt_s)
+
+    def compare_gain(self, gained_bytes: int, reported_bytes: int) -> None:
+        """Take what NVML says that the GPU gained by a page-out, beside what its library says."""
+        if reported_bytes < COMPARED_MIN_BYTES:
+            return
+        self.poor_moves = self.poor_moves + 1 if gained_bytes * 2 < reported_bytes else 0
+        if self.poor_moves:
+            log.warning(
+                "the GPU gained less than was moved",
+                pid=self.ref.pid, gained=gained_bytes, reported=reported_bytes,
+            )  # fmt: skip
+        if self.poor_moves >= POOR_MOVES_MAX and self.objection is None:
+            self.objection = OwnershipObjection(GateOnly.DOUBTED)
 
     # --- its life -------------------------------------------------------------------------------
 
@@ -246,6 +282,7 @@ class Link:
             return False
         log.info("another program", pid=self.ref.pid, was=self.report.residency.value)
         self.image, self.report, self.unanswered = "", LibraryReport(), None
+        self.objection, self.told_to_own, self.poor_moves = None, False, 0
         if self.call is not None:
             self._resolve(self.call, self._gone())
         return True
@@ -265,6 +302,8 @@ class Link:
         if call is None or call.op != answer.op:
             return False
         if answer.outcome is PagerOutcome.MOVED:
+            if call.action in _MOVES:
+                self.moved_s = clock.now_s()
             self.report = _moved(self.report, call.action, answer.bytes)
             outcome: Outcome = Moved(answer.bytes, _elapsed_ns(call, answer))
         elif answer.outcome is PagerOutcome.LOST:

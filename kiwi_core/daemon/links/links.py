@@ -26,11 +26,12 @@ from kiwi_core.daemon.links.link import Link, PagerCall
 from kiwi_core.daemon.roster.roster import RosterLink
 from kiwi_core.errors import GpuError, PeerError
 from kiwi_core.gpu import host, processes
+from kiwi_core.gpu.ownable import OwnershipObjection
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
 from kiwi_core.pager.linked import LibraryReport, LinkedProcesses, all_out
 from kiwi_core.peer_limits import PROGRAMS
-from kiwi_core.states import NOT_FREE, Reason, Residency
+from kiwi_core.states import NOT_FREE, GateOnly, Reason, Residency
 from kiwi_core.units import MIB, NS_PER_MS, SessionId
 from kiwi_core.wire.pager import PagerAction
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager as AsyncContextManager
 
+    from kiwi_core.daemon.links.ownership import Ownership
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.roster.roster import Roster
     from kiwi_core.pager.api import Observation, Outcome
@@ -75,6 +77,8 @@ class Links(LinkedProcesses):
     _ops: Iterator[int] = field(
         default_factory=lambda: itertools.count(time.monotonic_ns() // NS_PER_MS)
     )
+    ownership: Ownership | None = None
+    """What decides which libraries own; ``None``: nothing speaks against any."""
     ram_for: Callable[[Sequence[LinkedProcess], int], AsyncContextManager[None]] | None = None
     """Waits, until a time at most, for the RAM that a page-out takes, and keeps it until the end
     (``LibraryRam.room_for``). ``None``: page-outs do not ask."""
@@ -86,6 +90,16 @@ class Links(LinkedProcesses):
 
     def everybody(self) -> tuple[Link, ...]:
         return tuple(self._by_ref.values())
+
+    def about_to_go_out(self, session: SessionId) -> None:
+        if self.ownership is not None:
+            self.ownership.before_a_move(self.of(session))
+
+    def why_driver(self, session: SessionId) -> OwnershipObjection | None:
+        """Return why the driver moves memory of ``session`` that a library could own."""
+        objections = (link.objection for link in self.of(session))
+        asked = (one for one in objections if one and one.why is not GateOnly.NOT_ASKED)
+        return next(asked, None)
 
     def paged_out(self) -> tuple[Target, ...]:
         found = []
@@ -255,6 +269,7 @@ class Links(LinkedProcesses):
                 out_bytes = self._at_most(entry.paged_out_bytes)
                 link.report = LibraryReport(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             link.image = entry.image
+            link.objection = OwnershipObjection(entry.objection) if entry.objection else None
             link.away_since_s = clock.now_s()
             link.forget_if_replaced()
             self.assign(link, SessionId(entry.session))
@@ -284,6 +299,8 @@ class Links(LinkedProcesses):
 
     def _died(self, link: Link) -> None:
         self._loop.remove_reader(link.pidfd)
+        if self.ownership is not None:
+            self.ownership.died(link)
         os.close(link.pidfd)
         link.pidfd = -1
         if self._by_ref.pop(link.ref, None) is not None:
@@ -324,4 +341,5 @@ def _entry(link: Link, session: SessionId) -> RosterLink:
         name=link.name,
         image=link.image,
         out=link.going_out or report.residency is Residency.PAGED_OUT,
+        objection=link.objection.why if link.objection else None,
     )

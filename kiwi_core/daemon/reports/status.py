@@ -157,6 +157,9 @@ class Reporter:
             mine=mine,
             connected=linked or (record is not None and record.connection is not None),
             pager=self._pager.moved_by(view.id),
+            pager_text=(
+                user_texts.moved_by_driver(self._links.why_driver(view.id)) if mine else ""
+            ),
             unowned=self._links.unowned(view.id) if mine else {},
             state=view.state,
             resident_bytes=view.resident_bytes,

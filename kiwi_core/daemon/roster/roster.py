@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.gpu.processes import ProcessRef, boot_id
-from kiwi_core.states import AntiThrash, Priority
+from kiwi_core.states import AntiThrash, GateOnly, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,8 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
     """A process with the preloaded library. ``out``: its memory is out, or may be about to go.
-    ``image`` is the program that it ran at last contact."""
+    ``image`` is the program that it ran at last contact. ``objection``: why the driver moves its
+    memory; ``None``: its library does."""
 
     pid: _Pid
     start_ticks: _Count
@@ -81,10 +82,21 @@ class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     image: str = ""
     out: bool = True
+    objection: GateOnly | None = None
 
     @property
     def ref(self) -> ProcessRef:
         return ProcessRef(self.pid, self.start_ticks)
+
+
+class RosterObjection(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the library of a program must not own from its next start on. ``version`` is the Kiwi
+    that learnt it, ``unix_s`` when. Unlike process ids this outlives the machine's boot."""
+
+    program: str
+    why: GateOnly
+    version: str
+    unix_s: float
 
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +117,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
     beside: list[tuple[_Pid, _Count, _Count, _Count]] = []
     links: list[RosterLink] = []
     off: list[tuple[_Pid, _Count, _Count]] = []
+    objections: list[RosterObjection] = []
 
 
 class RosterFile:
@@ -128,7 +141,7 @@ class RosterFile:
             )
             return Roster()
         if roster.version != VERSION or roster.boot_id != boot_id():
-            return Roster(next_op=roster.next_op)
+            return Roster(next_op=roster.next_op, objections=roster.objections)
         return roster
 
     def write(self, roster: Roster) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links.library_ram import LibraryRam
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.links.ownership import Ownership
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.sessions.gates import Gates
     from kiwi_core.daemon.sessions.session_handler import SessionHandler
@@ -40,6 +41,7 @@ class LinkHandler:
     _registry: SessionRegistry
     _sessions: SessionHandler
     _library_ram: LibraryRam
+    _ownership: Ownership
     _link_of: dict[Connection, Link] = field(default_factory=dict)
 
     def connections(self) -> set[Connection]:
@@ -57,9 +59,9 @@ class LinkHandler:
         link = self._links.hello(ref, connection.peer.uid, hello.name)
         if link.uid != connection.peer.uid:
             raise PeerError("not-yours", f"Process {ref.pid} belongs to another user.")
-        link.owns = hello.owns
         self._join_session(link)  # before it can be sent anything: the welcome must come first
         old = link.attach(connection)
+        self._ownership.decide(link, self._registry.get(link.session or ""), hello)
         if old is not None:
             self._link_of.pop(old, None)
             self._gates.link_lost(link)
@@ -68,6 +70,11 @@ class LinkHandler:
         record = self._registry.get(link.session) if link.session else None
         log.info("linked", pid=ref.pid, name=link.name, session=link.session)
         return record
+
+    def decision(self, connection: Connection) -> tuple[bool, str]:
+        """Return whether the library owns, and the code of what speaks against that."""
+        link = self._link_of[connection]
+        return link.owns, link.objection.why.value if link.objection and not link.owns else ""
 
     def welcomed(self, connection: Connection) -> None:
         """Send the gate order: the welcome is on its way."""
@@ -88,6 +95,7 @@ class LinkHandler:
     def _state(self, connection: Connection, message: PagerState) -> None:
         if (link := self._link_of.get(connection)) is not None:
             self._links.handle_state(link, message)
+            self._ownership.heard(link, message)
             self._library_ram.changed()
             self._believe(link)
             need_bytes = self._links.need_bytes(link, message)

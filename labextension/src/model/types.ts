@@ -149,6 +149,11 @@ export interface ISession {
   readonly problem_text: string;
   readonly priority: Priority;
   readonly pager: MovedBy;
+  /**
+   * Why the driver moves its memory although Kiwi's library was asked to, and the remedy;
+   * "": nothing to say, or not for the reader.
+   */
+  readonly pager_text: string;
   readonly unowned: Readonly<Record<string, number>>;
   /**
    * True if Kiwi's gate is in front of the driver in all its processes that use the GPU.
@@ -199,6 +204,7 @@ export const SESSION_DEFAULTS = {
   problem_text: '',
   priority: 'normal',
   pager: 'checkpoint',
+  pager_text: '',
   unowned: {},
   guarded: true,
   unguarded_text: '',

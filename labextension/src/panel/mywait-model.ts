@@ -71,7 +71,12 @@ export function noNews(last: IMyWait): IMyWait {
 /** Adds the problem of a session that does not wait after its state. */
 function withProblem(wait: IMyWait): IMyWait {
   const { session } = wait;
-  const texts = [session?.problem_text, session?.stopped, session?.unguarded_text];
+  const texts = [
+    session?.problem_text,
+    session?.stopped,
+    session?.unguarded_text,
+    session?.pager_text
+  ];
   return { ...wait, details: [...wait.details, ...texts.filter(text => !!text)] as string[] };
 }
 

@@ -105,6 +105,11 @@ describe('my wait', () => {
     ]);
   });
 
+  it('says after the state why the driver moves what a library was asked to move', () => {
+    const left = session('a', { pager_text: 'A profiler is in it.' });
+    expect(myWait(gpu({ sessions: [left] }), 'kernel-a').details).toContain('A profiler is in it.');
+  });
+
   it('says after the state that a notebook has no gate or is stopped', () => {
     const bare = session('a', { guarded: false, unguarded_text: 'No gate. Restart.' });
     expect(myWait(gpu({ sessions: [bare] }), 'kernel-a').details).toContain('No gate. Restart.');

@@ -18,7 +18,7 @@ from kiwi_core.pager.api import Moved, Outcome, Refused, Target
 from kiwi_core.pager.linked import LibraryReport, LibraryStep, LinkedProcess, LinkedProcesses
 from kiwi_core.pager.session_pager import SessionPager
 from kiwi_core.pager.unmovable import WhyUnmovable
-from kiwi_core.states import Reason, Residency
+from kiwi_core.states import MovedBy, Reason, Residency
 from kiwi_core.units import MIB, SessionId
 
 
@@ -32,6 +32,11 @@ class Library:
     connected: bool = True
     expected: bool = False
     moving: bool = False
+    yields: bool = False
+    gains: list[tuple[int, int]] = field(default_factory=list)
+
+    def compare_gain(self, gained_bytes: int, reported_bytes: int) -> None:
+        self.gains.append((gained_bytes, reported_bytes))
 
     @property
     def owns(self) -> bool:
@@ -135,6 +140,42 @@ def test_out_and_back(machine: Machine, both: Libraries) -> None:
     moved(pager.page_in(TARGET, soon_ns()))
     assert machine.states == {1: RUNNING, 2: RUNNING}
     assert machine.sizes == {1: 10 * MIB, 2: 20 * MIB}
+
+
+def test_what_the_gpu_gained_is_compared_with_what_the_library_says(
+    machine: Machine, both: Libraries
+) -> None:
+    """Not where the library had it out before."""
+    pager = pager_of(machine, both)
+    moved(pager.page_out(TARGET, soon_ns()))
+    moved(pager.page_out(TARGET, soon_ns()))
+    assert both.by_pid[1].gains == [(8 * MIB, 8 * MIB)]
+
+
+def test_the_driver_moves_what_a_library_owns_that_yields(
+    machine: Machine, both: Libraries
+) -> None:
+    both.by_pid[1].yields = True
+    pager = pager_of(machine, both)
+    moved(pager.page_out(TARGET, soon_ns()))
+    assert machine.calls[:3] == ["shut 1", "lock 2", "yield 1"]
+    assert machine.states == {1: OUT, 2: OUT}
+    assert pager.moved_by(TARGET.session) is MovedBy.CHECKPOINT
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.calls[-1] == "open 1"
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    assert machine.sizes == {1: 10 * MIB, 2: 20 * MIB}
+    assert both.by_pid[1].gains == []
+
+
+def test_a_library_that_refuses_to_yield_keeps_everything_where_it_is(
+    machine: Machine, both: Libraries
+) -> None:
+    both.by_pid[1].yields = True
+    both.faults["yield", 1].append(refuses())
+    refused(pager_of(machine, both).page_out(TARGET, soon_ns()), Reason.LOCK_TIMEOUT)
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    assert both.by_pid[1].report.residency is Residency.RESIDENT
 
 
 def test_what_filled_all_that_others_left_comes_back_though_the_driver_has_its_rest(

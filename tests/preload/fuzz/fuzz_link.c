@@ -26,7 +26,7 @@
 
 /* ---- a gate and a mover ------------------------------------------------------------------------ */
 
-static bool closed, shut, armed, out, leaving, owning;
+static bool closed, shut, armed, out, leaving, owning, decided;
 static const uint8_t *choices;
 static size_t choices_left;
 
@@ -51,6 +51,13 @@ bool kp_gate_shut(int64_t until_ns) {
 bool kp_gate_is_shut(void) { return shut; }
 void kp_gate_ask_again(void) { MUST(shut); }
 bool kp_owning(void) { return owning; }
+bool kp_own_decided(void) { return decided; }
+bool kp_own_asked(void) { return choose(2); }
+bool kp_own_decide(bool own) {
+    MUST(!closed && !out);
+    if (!decided) owning = own, decided = true;
+    return own == owning;
+}
 void kp_gate_open(void) {
     MUST(closed && (!out || leaving));
     closed = shut = false;
@@ -101,6 +108,7 @@ void kp_own_books(struct kp_books *books) {
     books->resident = choose(2); /* may be set while out: a page-out was cut short */
 }
 void kp_need_take(struct kp_need *need) { *need = (struct kp_need){choose(2), choose(2), choose(2)}; }
+uint64_t kp_own_ipc_refused(void) { return choose(2); }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 void kp_log(bool warning, const char *format, ...) { (void)warning, (void)format; }
 
@@ -175,6 +183,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     choices_left = CHOICES;
     closed = shut = armed = out = leaving = false;
     owning = choose(4) != 3;
+    decided = choose(2);
     kp_wire.unsent = kp_wire.in.used = 0;
     MUST(kp_protocol_begin());
     check_said();

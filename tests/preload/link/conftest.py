@@ -63,6 +63,8 @@ class Stage:
         return program
 
     def _base(self, **more: str) -> dict[str, str]:
+        # Tests here have daemons that say nothing at first.
+        more = {"KIWI_PRELOAD_FIRST_MS": "250"} | more
         base = emulator.environment(self.state, self._libraries) | more
         return base | {"KIWI_SOCKET_DIR": str(self.sockets), "KIWI_PRELOAD_LOG": str(self.log_path)}
 

@@ -118,6 +118,7 @@ class Peer(Connection):
                 "gpu_name": "Test GPU",
                 "session": "k1",
                 "emulation": {"libcuda": "/a", "libnvml": "/b", "env": {"A": "B"}},
+                **self.daemon.decides,
             }
         ]
         if not self.daemon.opens:
@@ -126,14 +127,16 @@ class Peer(Connection):
 
 
 class PagerDaemon(SocketServer[Peer]):
-    """A scripted daemon. ``opens``: whether the gate of a new peer is open. ``deaf``: the daemon
-    answers no pings. ``grants_room``: the answer to each ``want-room``; ``None``: no automatic
-    answer. ``turns_away``: the error that each new connection gets, which is closed before the
-    daemon reads anything from it; ``turned_away`` counts them."""
+    """A scripted daemon. ``decides``: the fields of the welcome that say who owns the memory; none:
+    the daemon is older than they are. ``opens``: whether the gate of a new peer is open. ``deaf``:
+    the daemon answers no pings. ``grants_room``: the answer to each ``want-room``; ``None``: no
+    automatic answer. ``turns_away``: the error that each new connection gets, which is closed
+    before the daemon reads anything from it; ``turned_away`` counts them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.welcoming = True
+        self.decides: dict[str, object] = {}
         self.opens = True
         self.deaf = False
         self.grants_room: bool | None = False

@@ -46,6 +46,9 @@ static void move(struct kp_outcome *o, bool was_out, bool is_out) {
 bool kp_move_prepare(void) { return true; }
 void kp_move_settle(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, false); }
 bool kp_owning(void) { return true; }
+bool kp_own_decided(void) { return true; }
+bool kp_own_asked(void) { return true; }
+bool kp_own_decide(bool own) { return own; }
 void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
     MUST(kp_gate_is_shut());
@@ -67,6 +70,7 @@ bool kp_arena_stop(bool on, int64_t until_ns) { return !on || until_ns > 0; }
 void kp_move_forget(uint64_t most_bytes) { (void)most_bytes; }
 void kp_own_books(struct kp_books *books) { memset(books, 0, sizeof *books); }
 void kp_need_take(struct kp_need *need) { memset(need, 0, sizeof *need); }
+uint64_t kp_own_ipc_refused(void) { return 0; }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 
 /* ---- the program ---- */

@@ -61,6 +61,7 @@ def test_no_directory_until_later(stage: Stage) -> None:
 
 def test_a_daemon_that_takes_its_time_holds_nobody_up(stage: Stage) -> None:
     stage.daemon.welcoming = False
+    stage.daemon.decides = {"own": False}  # as the program has decided by itself meanwhile
     program = stage.program(FILLED.format(4))
     assert works(program)
     eventually(lambda: stage.daemon.peers and stage.daemon.peers[0].of("hello"))

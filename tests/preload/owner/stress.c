@@ -44,6 +44,9 @@ static void load_real(void) {
 }
 bool kp_disabled(void) { return false; }
 bool kp_owning(void) { return true; }
+bool kp_own_decided(void) { return true; }
+bool kp_own_asked(void) { return true; }
+bool kp_own_decide(bool own) { return own; }
 void kp_log(bool warning, const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -49,7 +49,12 @@ void kp_check_fork(void);
 /* Returns true if Kiwi does nothing here: KIWI_DISABLE=1, or a fork of a process that used the GPU. */
 bool kp_disabled(void);
 void kp_disable(void); /* in such a child; for good */
-/* Returns false if the library is only a gate (KIWI_PRELOAD_OWN=0). */
+/* Returns true if the library owns the program's memory; false: it is only a gate, or nothing is decided yet. */
 bool kp_owning(void);
+/* Whether the library owns is decided once, before the program's first context: by the daemon, or by what the program
+ * asked for where there is no daemon (docs/preload.md). The first decision stays. Returns whether it is this one. */
+bool kp_own_decide(bool own);
+bool kp_own_decided(void); /* with KIWI_PRELOAD_OWN=0 from the beginning */
+bool kp_own_asked(void);   /* whether the program asked for it */
 
 #endif

@@ -31,16 +31,24 @@ bool kp_disabled(void) {
 
 void kp_disable(void) { __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED); }
 
-bool kp_owning(void) {
-    static int own; /* the same values as in `disabled` */
-    int now = __atomic_load_n(&own, __ATOMIC_RELAXED);
-    if (__builtin_expect(now == 0, 0)) {
+bool kp_own_asked(void) {
 #ifdef KP_GATE
-        now = is_set("KIWI_PRELOAD_OWN", "1") ? 2 : 1; /* on request only */
+    return is_set("KIWI_PRELOAD_OWN", "1");
 #else
-        now = is_set("KIWI_PRELOAD_OWN", "0") ? 1 : 2;
+    return !is_set("KIWI_PRELOAD_OWN", "0");
 #endif
-        __atomic_store_n(&own, now, __ATOMIC_RELAXED);
-    }
-    return now == 2 && !kp_disabled();
 }
+
+static int decided; /* 0: not yet, 1: gate only, 2: owns */
+
+bool kp_own_decide(bool own) {
+    int before = 0, to = own ? 2 : 1;
+    return __atomic_compare_exchange_n(&decided, &before, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) || before == to;
+}
+
+bool kp_own_decided(void) {
+    if (!__atomic_load_n(&decided, __ATOMIC_ACQUIRE) && is_set("KIWI_PRELOAD_OWN", "0")) kp_own_decide(false);
+    return __atomic_load_n(&decided, __ATOMIC_ACQUIRE) != 0;
+}
+
+bool kp_owning(void) { return __atomic_load_n(&decided, __ATOMIC_RELAXED) == 2 && !kp_disabled(); }

@@ -1,5 +1,5 @@
-/* Contexts: the first one starts the link (before it is created, or after that if memory is owned), and a context
- * that is destroyed must let the pager leave first. */
+/* Contexts: the first one starts the link before it is created, and a context that is destroyed must let the pager leave
+ * first. */
 #include "hooks/hooks.h"
 
 #include "base/real.h"

@@ -50,36 +50,45 @@ void kp_driver_initialised(void) { __atomic_store_n(&initialised, true, __ATOMIC
 
 /* ---- the link ---- */
 
-static CUuuid *first_gpu; /* whose daemon the link speaks to */
+static struct first_gpu { /* whose daemon the link speaks to, and whose memory may be owned */
+    CUuuid uuid;
+    int device;
+} *first_gpu;
 
-/* Sets the GPU of the link. Returns true in the first thread that does so. */
-static bool name_gpu(int device) {
-    CUuuid gpu;
-    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return false;
-    if (!kp_real.cuDeviceGetUuid_v2 || kp_real.cuDeviceGetUuid_v2(&gpu, device) != CUDA_SUCCESS) return false;
-    CUuuid *kept = malloc(sizeof gpu), *none = NULL;
-    if (!kept) return false;
+/* Sets the GPU of the link, once. */
+static void name_gpu(int device) {
+    struct first_gpu gpu = {.device = device}, *kept, *none = NULL;
+    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
+    if (!kp_real.cuDeviceGetUuid_v2 || kp_real.cuDeviceGetUuid_v2(&gpu.uuid, device) != CUDA_SUCCESS) return;
+    if (!(kept = malloc(sizeof gpu))) return;
     *kept = gpu;
-    if (__atomic_compare_exchange_n(&first_gpu, &none, kept, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return true;
-    free(kept);
-    return false;
+    if (!__atomic_compare_exchange_n(&first_gpu, &none, kept, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) free(kept);
 }
 
 void kp_context_before_create(int device) {
-    if (kp_disabled() || kp_owning() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
-    bool entered = kp_gate_enter_other(), first = name_gpu(device);
-    kp_gate_leave(entered);
-    if (first) kp_context_start_link();
+    if (kp_disabled()) return;
+    if (!__atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) {
+        bool entered = kp_gate_enter_other();
+        name_gpu(device);
+        kp_gate_leave(entered);
+    }
+    kp_context_start_link();
 }
 
 void kp_context_created(int device) {
-    if (name_gpu(device) && kp_owning()) kp_own_start(device);
+    name_gpu(device); /* unless it was named before */
+    struct first_gpu *gpu = __atomic_load_n(&first_gpu, __ATOMIC_ACQUIRE);
+    if (gpu && kp_owning()) kp_own_start(gpu->device);
 }
 
+/* Waits for the decision about the program's memory in every thread that comes before it has fallen: nobody may get
+ * memory of the driver's while it is still open who owns it. */
 void kp_context_start_link(void) {
     static bool started;
-    CUuuid *gpu = __atomic_load_n(&first_gpu, __ATOMIC_ACQUIRE);
-    if (gpu && !__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(gpu);
+    struct first_gpu *gpu = __atomic_load_n(&first_gpu, __ATOMIC_ACQUIRE);
+    bool first = gpu && !__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL);
+    if (first) kp_link_start(&gpu->uuid);
+    if (first || (gpu && !kp_own_decided())) kp_link_await();
 }
 
 void kp_context_found(void) {
@@ -94,9 +103,12 @@ void kp_context_found(void) {
     if (!current || current(&context) != CUDA_SUCCESS) return;
     kp_driver_initialised();
     if (!context || !of_device || of_device(&device) != CUDA_SUCCESS) return;
+    name_gpu(device);
+    kp_context_start_link();
+    bool entered = kp_gate_enter_other();
     kp_context_created(device);
     kp_own_context_seen(context, device);
-    kp_context_start_link();
+    kp_gate_leave(entered);
 }
 
 /* ---- calls for which no function of the driver was found ---- */

@@ -2,8 +2,8 @@
 #ifndef KP_START_H
 #define KP_START_H
 
-/* Notes that the program is about to create a context; called outside of the driver. A context takes GPU
- * memory, so a library that owns no memory first learns from the daemon whether it is its turn. */
+/* Notes that the program is about to create a context; called outside of the driver. A context takes GPU memory, so the
+ * library first learns from the daemon whether it is its turn, and who owns the memory that the program allocates. */
 void kp_context_before_create(int device);
 /* Notes that a context was created on this device; then, outside of the driver, kp_context_start_link starts the
  * link for the first one. */

@@ -22,7 +22,7 @@
 #include "owner/move.h"
 
 static const int64_t MS = 1000000, SECOND = 1000000000;
-static const int64_t FIRST_WORD_NS = 250 * MS;    /* how long the program's start waits for the daemon */
+static int64_t first_word_ns = 250 * MS;          /* how long the program's start waits for the daemon */
 static const int64_t WELCOME_NS = 30 * SECOND;    /* a daemon that is silent for longer hangs */
 static const int64_t RETRY_MIN_NS = 200 * MS, RETRY_SOON_NS = 1 * SECOND, RETRY_NS = 3 * SECOND;
 static const int64_t RETRY_SOON_FOR_NS = 60 * SECOND; /* after a lost connection: daemons are restarted */
@@ -67,7 +67,10 @@ static void try_later(int64_t now_ns) {
     if (!soon || kp_protocol_reconnect == KP_REJECTED || full || retry_ns > most_ns) retry_ns = most_ns;
     next_try_ns = kp_protocol_reconnect == KP_REPLACED ? INT64_MAX : now_ns + retry_ns;
     retry_ns *= 2;
-    if (!begun && !full) tell(&begun);
+    if (!begun && !full) {
+        kp_own_decide(kp_own_asked()); /* nobody moves anything now; a daemon that comes learns what the library is */
+        tell(&begun);
+    }
     __atomic_store_n(&no_place, full, __ATOMIC_RELEASE);
 }
 
@@ -250,17 +253,23 @@ void kp_link_start(const CUuuid *gpu) {
     if (!kp_place_directory(directory, sizeof directory)) {
         kp_warn("the name of the directory of Kiwi's sockets is too long: this program runs without Kiwi. "
                 "Set KIWI_SOCKET_DIR to a directory with a short name.");
+        tell(&begun);
         return;
     }
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
     kp_alone_prepare();
+    kp_alone_read_setting("KIWI_PRELOAD_FIRST_MS", MS, &first_word_ns);
     kp_at_fork(in_child);
     /* The helper that settles the GPU is started now: at a page-out there may be no thread to be had. */
     if (!kp_link_prepare() || atexit(at_exit) || !kp_move_prepare() || !kp_start_thread(run)) {
         kp_link_forked();
         kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");
-        return;
+        tell(&begun);
     }
-    await(&begun, FIRST_WORD_NS);
+}
+
+void kp_link_await(void) {
+    await(&begun, first_word_ns);
     await_place();
+    kp_own_decide(false);
 }

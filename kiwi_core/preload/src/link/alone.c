@@ -25,16 +25,16 @@ static int64_t silence_ns = 30 * SECOND_NS, come_back_ns = 30 * SECOND_NS; /* de
 static bool alone, warned, given_up;
 static int64_t since_ns, next_try_ns, pause_ns;
 
-static void read_setting(const char *name, int64_t *ns) {
+void kp_alone_read_setting(const char *name, int64_t unit_ns, int64_t *ns) {
     const char *word = getenv(name);
     char *end = NULL;
-    long seconds = word && *word ? strtol(word, &end, 10) : 0;
-    if (end && !*end && seconds > 0 && seconds <= 86400) *ns = seconds * SECOND_NS;
+    long units = word && *word ? strtol(word, &end, 10) : 0;
+    if (end && !*end && units > 0 && units <= 86400) *ns = units * unit_ns;
 }
 
 void kp_alone_prepare(void) {
-    read_setting("KIWI_PRELOAD_SILENCE_S", &silence_ns);
-    read_setting("KIWI_PRELOAD_ALONE_S", &come_back_ns);
+    kp_alone_read_setting("KIWI_PRELOAD_SILENCE_S", SECOND_NS, &silence_ns);
+    kp_alone_read_setting("KIWI_PRELOAD_ALONE_S", SECOND_NS, &come_back_ns);
 }
 
 int64_t kp_alone_silence_ns(void) { return silence_ns; }

@@ -5,6 +5,8 @@
 #include <stdint.h>
 
 void kp_alone_prepare(void); /* reads the environment; called once, by a thread of the program */
+/* Reads a number from 1 to 86400 of `unit_ns` from the environment; else `ns` stays as it is. */
+void kp_alone_read_setting(const char *name, int64_t unit_ns, int64_t *ns);
 void kp_alone_begin(int64_t now_ns); /* called when the connection is lost */
 void kp_alone_end(void);             /* called when a daemon is there */
 int64_t kp_alone_due_ns(void);       /* when to call kp_alone next; INT64_MAX: never */

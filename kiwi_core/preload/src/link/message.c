@@ -30,6 +30,8 @@ static const struct member {
     {KP_MESSAGE_##what, name, KP_JSON_##kind, offsetof(struct kp_message, field),                    \
      sizeof(((struct kp_message *)0)->field), needed}
     MEMBER(WELCOME, "protocol", INTEGER, protocol, true),
+    MEMBER(WELCOME, "own", BOOL, own, false),
+    MEMBER(WELCOME, "own_why", TEXT, own_why, false),
     MEMBER(ERROR, "code", TEXT, code, true),
     MEMBER(ERROR, "message", TEXT, text, true),
     MEMBER(ERROR, "remedy", TEXT, remedy, false),
@@ -56,8 +58,10 @@ static bool read_members(const char *line, size_t length, struct kp_message *m) 
         fields[count++] = (struct kp_json_field){one->name, one->kind, (char *)m + one->into, one->room, false};
     }
     if (!kp_json_read(line, length, fields, count)) return false;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
         if (needed[i] && !fields[i].found) return false;
+        if (fields[i].into == &m->own) m->says_own = fields[i].found;
+    }
     m->action = action_of(m->action_name);
     return m->op >= 0 && m->arena_bytes >= -1;
 }
@@ -81,7 +85,7 @@ void kp_message_read(const char *line, size_t length, struct kp_message *m) {
 
 /* ---- sent ------------------------------------------------------------------------------------ */
 
-size_t kp_write_hello(char *line, size_t room, const char *client, const char *name, bool owns) {
+size_t kp_write_hello(char *line, size_t room, const char *client, const char *name, bool owns, bool could_own) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", "hello", SIZE_MAX);
@@ -90,6 +94,7 @@ size_t kp_write_hello(char *line, size_t room, const char *client, const char *n
     kp_json_text(&out, "client", client, NAME_MAX_BYTES);
     kp_json_text(&out, "name", name, NAME_MAX_BYTES);
     kp_json_bool(&out, "owns", owns);
+    kp_json_bool(&out, "could_own", could_own);
     return kp_json_end(&out, line);
 }
 
@@ -105,6 +110,7 @@ size_t kp_write_state(char *line, size_t room, const struct kp_report *report) {
     kp_json_integer(&out, "held_bytes", report->held);
     kp_json_integer(&out, "peak_bytes", report->peak);
     if (report->lacked) kp_json_integer(&out, "lacked_bytes", report->lacked);
+    if (report->ipc_refused) kp_json_integer(&out, "ipc_refused", report->ipc_refused);
     kp_json_open(&out, "unowned");
     for (size_t i = 0; i < report->kinds; i++)
         if (report->counts[i].count) kp_json_integer(&out, report->counts[i].kind, report->counts[i].count);

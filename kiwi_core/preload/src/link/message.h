@@ -26,6 +26,8 @@ enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE
 struct kp_message {
     enum kp_message_type what;
     int64_t protocol;                         /* welcome */
+    bool own, says_own;                       /* likewise; an older daemon does not say */
+    char own_why[64];
     bool open;                                /* gate */
     int64_t op, within_ns;                    /* pager-do */
     char action_name[32];
@@ -49,6 +51,7 @@ struct kp_report { /* pager-state */
     const char *state;
     uint64_t resident, out, arena, unowned;
     uint64_t held, peak, lacked; /* struct kp_need */
+    uint64_t ipc_refused;
     const struct kp_count *counts;
     size_t kinds;
 };
@@ -61,7 +64,7 @@ struct kp_done { /* pager-done */
 };
 
 /* Each writes a line and returns the line's length; 0: `room` is too small. */
-size_t kp_write_hello(char *line, size_t room, const char *client, const char *name, bool owns);
+size_t kp_write_hello(char *line, size_t room, const char *client, const char *name, bool owns, bool could_own);
 size_t kp_write_ping(char *line, size_t room);
 size_t kp_write_state(char *line, size_t room, const struct kp_report *report);
 size_t kp_write_done(char *line, size_t room, const struct kp_done *done);

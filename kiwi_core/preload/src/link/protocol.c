@@ -21,6 +21,7 @@ struct kp_wire kp_wire = {.socket.fd = -1};
 enum kp_reconnect kp_protocol_reconnect;
 
 static bool welcomed, caught_up;
+static bool undecided; /* the hello of this connection has left it to the daemon who owns the memory */
 static const char *sent_state; /* the state sent last; NULL: none yet on this connection */
 static int64_t sent_state_ns;
 static bool bytes_unsent;
@@ -42,9 +43,10 @@ bool kp_protocol_begin(void) {
     next_beat_ns = INT64_MAX;
     unanswered = 0;
     kp_protocol_reconnect = KP_WELCOME_AGAIN;
+    undecided = !kp_own_decided();
     /* The answer to the ping means that the daemon has sent all its first messages. */
     return queue(kp_write_hello(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), "kiwi-preload " KP_VERSION,
-                              program_invocation_short_name, kp_owning())) &&
+                              program_invocation_short_name, undecided ? kp_own_asked() : kp_owning(), undecided)) &&
            queue(kp_write_ping(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)));
 }
 
@@ -74,6 +76,7 @@ static bool send_state(int64_t now_ns) {
     report.held = clamped_integer(need.held);
     report.peak = clamped_integer(need.peak);
     report.lacked = clamped_integer(need.lacked);
+    report.ipc_refused = kp_own_ipc_refused();
     report.arena = clamped_integer(host.pinned + host.pageable);
     sent_state = report.state;
     sent_state_ns = now_ns;
@@ -144,7 +147,23 @@ void kp_protocol_disconnected(void) {
 
 /* ---- received -------------------------------------------------------------------------------- */
 
-static bool handle_welcome(const struct kp_message *m) {
+/* Removes control characters: text of another program is shown on a terminal, and must not control it. */
+static void make_plain(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7F) *text = ' ';
+}
+
+/* Takes the daemon's decision who owns the program's memory. False: it came too late, and the library is what it is; the
+ * daemon learns that from the next hello. */
+static bool take_decision(const struct kp_message *m) {
+    bool own = m->says_own ? m->own : kp_own_asked();
+    if (!undecided) return true;
+    undecided = false;
+    if (!own && kp_own_asked()) kp_note("the daemon leaves this program's memory to the driver: %s", m->own_why);
+    return kp_own_decide(own);
+}
+
+static bool handle_welcome(struct kp_message *m) {
     if (m->protocol != KP_PROTOCOL) {
         kp_warn("the Kiwi daemon speaks version %lld of the protocol, this program's library version %d: "
                 "it runs without Kiwi. Install the same version of Kiwi for both and start them again.",
@@ -152,6 +171,8 @@ static bool handle_welcome(const struct kp_message *m) {
         kp_protocol_reconnect = KP_REJECTED;
         return false;
     }
+    make_plain(m->own_why);
+    if (!take_decision(m)) return false;
     if (!welcomed) {
         welcomed = true;
         kp_arena_await_limit();
@@ -160,12 +181,6 @@ static bool handle_welcome(const struct kp_message *m) {
         if (kp_gate_is_shut()) kp_gate_ask_again();
     }
     return true;
-}
-
-/* Removes control characters: text of another program is shown on a terminal, and must not control it. */
-static void make_plain(char *text) {
-    for (; *text; text++)
-        if ((unsigned char)*text < ' ' || *text == 0x7F) *text = ' ';
 }
 
 static bool is_full_code(const char *code) { /* the same codes as in kiwi_core/errors.py */

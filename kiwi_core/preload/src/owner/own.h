@@ -28,6 +28,7 @@ CUresult kp_own_range(CUdeviceptr *base, size_t *size, CUdeviceptr p); /* cuMemG
 CUresult kp_own_pointer_attribute(void *data, CUpointer_attribute what, CUdeviceptr p);
 CUresult kp_own_pointer_attributes(unsigned n, CUpointer_attribute *what, void **data, CUdeviceptr p);
 CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p); /* owned memory: NOT_SUPPORTED */
+uint64_t kp_own_ipc_refused(void); /* how often that was */
 /* A context that is destroyed takes its memory with it. The functions below are not gated; they wait for a
  * pager that is at work. */
 void kp_own_context_seen(CUcontext ctx, CUdevice device); /* made or retained: we wait for its work */

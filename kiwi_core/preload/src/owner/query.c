@@ -88,10 +88,15 @@ CUresult kp_own_pointer_attributes(unsigned n, CUpointer_attribute *what, void *
     return rc;
 }
 
+static uint64_t ipc_refused;
+
+uint64_t kp_own_ipc_refused(void) { return __atomic_load_n(&ipc_refused, __ATOMIC_RELAXED); }
+
 CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p) {
     struct answer a;
     if (!look_up(p, &a)) return kp_real.cuIpcGetMemHandle(handle, p);
     kp_own_seen_foreign(KP_FOREIGN_IPC, 1);
+    __atomic_fetch_add(&ipc_refused, 1, __ATOMIC_RELAXED);
     kp_warn("memory that Kiwi manages cannot be shared with another process by cuIpcGetMemHandle; start "
             "this program with KIWI_PRELOAD_OWN=0 if it needs that");
     return CUDA_ERROR_NOT_SUPPORTED;
