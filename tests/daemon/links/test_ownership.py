@@ -34,11 +34,14 @@ def hello(*, owns: bool = True, could_own: bool = True) -> Hello:
     return Hello(protocol=1, role=Role.PAGER, client="t", owns=owns, could_own=could_own)
 
 
+NOTHING_FOUND = ProcessFacts()
+
+
 class Desk(Ownership):
     """``seen``: the facts of every process; ``written`` counts what must reach the roster."""
 
     def __init__(
-        self, seen: ProcessFacts | None = ProcessFacts(), *, coherent: bool = False
+        self, seen: ProcessFacts | None = NOTHING_FOUND, *, coherent: bool = False
     ) -> None:
         self.seen, self.written = seen, 0
         super().__init__(coherent, self._count, lambda _pid: self.seen)
