@@ -105,6 +105,8 @@ class GateOnly(str, Enum):
     """The daemon may not look at the process."""
     DOUBTED = "in-doubt"
     """The GPU has gained far less than the library said that it had moved."""
+    REFUSED = "refused"
+    """The library could not move the memory out, because of errors of the driver."""
     LATE = "late"
     """The daemon's answer did not come in time."""
 

@@ -258,6 +258,10 @@ _GATE_ONLY: Final[dict[GateOnly, tuple[str, str]]] = {
         "the GPU has gained far less than Kiwi's library said that it had moved",
         "Start the program again, and report this with the daemon's log if it comes back.",
     ),
+    GateOnly.REFUSED: (
+        "Kiwi's library could not move it out, twice",
+        "Start the program again, and report this with the daemon's log if it comes back.",
+    ),
     GateOnly.LATE: (
         "the Kiwi daemon did not answer within a quarter of a second when the program began",
         "Start the program again; see whether the machine is overloaded if this lasts.",

@@ -10,9 +10,16 @@ import msgspec
 import pytest
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.roster.roster import OPS_AHEAD, Roster, RosterEntry, RosterFile, RosterSaver
+from kiwi_core.daemon.roster.roster import (
+    OPS_AHEAD,
+    Roster,
+    RosterEntry,
+    RosterFile,
+    RosterObjection,
+    RosterSaver,
+)
 from kiwi_core.gpu.processes import boot_id
-from kiwi_core.states import AntiThrash, Priority
+from kiwi_core.states import AntiThrash, GateOnly, Priority
 from kiwi_core.units import OpId, SessionId
 
 if TYPE_CHECKING:
@@ -31,6 +38,9 @@ ROSTER = Roster(
     footprints=[(4321, 99, 1 << 30)],
     beside=[(4321, 99, 1 << 20, 6 << 20)],
     off=[(4322, 100, 1000)],
+    objections=[
+        RosterObjection(program="ab12", why=GateOnly.CRASHED, version="0.1.0", unix_s=1.5e9)
+    ],
 )
 
 
@@ -45,11 +55,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["boot_id", "version"])
 def test_only_the_numbers_of_another_boot_or_version_count(tmp_path: Path, field: str) -> None:
-    """Pids mean nothing then, but the number of an operation must not be reused."""
+    """Pids mean nothing then, but the number of an operation must not be reused, and a program
+    that crashed is the same one."""
     path = tmp_path / "r.roster"
     values = {"boot_id": "another", "version": 99}
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(ROSTER, **{field: values[field]})))
-    assert RosterFile(path).read() == Roster(next_op=17)
+    assert RosterFile(path).read() == Roster(next_op=17, objections=ROSTER.objections)
 
 
 WRONG: list[dict[str, Any]] = [

@@ -61,6 +61,8 @@ POOR_MOVES_MAX: Final = 2
 """So many poor page-outs in a row, and the library is not believed any more. Once can be chance:
 another thread of the driver, or a reading of NVML that is late."""
 
+FAILED_MOVES_MAX: Final = 2
+
 FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
 """No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); a report above this is wrong."""
 
@@ -138,6 +140,8 @@ class Link:
     """The same for each start of its program (``ownership.program_of``)."""
     moved_s: float = float("-inf")
     """When a move of its memory last ended."""
+    failed_moves: int = 0
+    """Page-outs in a row that its library refused because of errors of the driver."""
     poor_moves: int = 0
     """Page-outs in a row by which the GPU gained far less than the library reported."""
     next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
@@ -282,7 +286,8 @@ class Link:
             return False
         log.info("another program", pid=self.ref.pid, was=self.report.residency.value)
         self.image, self.report, self.unanswered = "", LibraryReport(), None
-        self.objection, self.told_to_own, self.poor_moves = None, False, 0
+        self.objection, self.told_to_own = None, False
+        self.failed_moves = self.poor_moves = 0
         if self.call is not None:
             self._resolve(self.call, self._gone())
         return True
@@ -312,8 +317,18 @@ class Link:
             outcome = Lost(detail)
         else:
             outcome = _refused(answer, self.ref.pid)
+        if call.action is PagerAction.PAGE_OUT:
+            self._count_refusal(outcome)
         self._resolve(call, outcome)
         return True
+
+    def _count_refusal(self, outcome: Outcome) -> None:
+        """Leave the memory to the driver after some page-outs in a row that failed by errors of the
+        driver. Other refusals (no time, no RAM) pass."""
+        failed = isinstance(outcome, Refused) and outcome.reason is Reason.DRIVER
+        self.failed_moves = self.failed_moves + 1 if failed else 0
+        if self.failed_moves >= FAILED_MOVES_MAX and self.objection is None:
+            self.objection = OwnershipObjection(GateOnly.REFUSED, getattr(outcome, "detail", ""))
 
     def _answered_late(self) -> None:
         self.unanswered = None

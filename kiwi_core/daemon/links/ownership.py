@@ -67,7 +67,7 @@ class Ownership:
             link.objection = OwnershipObjection(GateOnly.LATE if late else GateOnly.NOT_ASKED)
             if before is not None and not hello.could_own:
                 link.objection = before  # it has connected again, and is what it was told to be
-        elif before is not None and before.why is GateOnly.DOUBTED:
+        elif before is not None and before.why in (GateOnly.DOUBTED, GateOnly.REFUSED):
             link.objection = before
         else:
             link.objection = self._objection(link)

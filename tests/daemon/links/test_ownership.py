@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kiwi_core.daemon.links import ownership
-from kiwi_core.daemon.links.link import Link
+from kiwi_core.daemon.links.link import Link, PagerCall
 from kiwi_core.daemon.links.ownership import Ownership
 from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.gpu import ownable, processes
 from kiwi_core.gpu.ownable import OwnershipObjection, ProcessFacts
-from kiwi_core.states import GateOnly
+from kiwi_core.pager.linked import LibraryReport
+from kiwi_core.states import GateOnly, Residency
 from kiwi_core.units import MIB, SessionId
 from kiwi_core.wire.messages import Hello, Role
-from kiwi_core.wire.pager import PagerState
+from kiwi_core.wire.pager import PagerAction, PagerDone, PagerOutcome, PagerState
 
 if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
@@ -220,3 +222,23 @@ def test_two_poor_page_outs_in_a_row_and_the_library_is_in_doubt() -> None:
     desk = Desk()
     desk.decide(link, None, hello(could_own=False))
     assert why(link) is GateOnly.DOUBTED, "also on its next connection"
+
+
+def test_two_page_outs_that_the_driver_failed_and_it_moves_the_memory_itself() -> None:
+    async def run() -> None:
+        link = Desk().told()
+        link.report = LibraryReport(Residency.RESIDENT, MIB)
+        for reason in ("driver", "no-host-memory", "driver", "lock-timeout", "driver"):
+            await _refuses(link, PagerAction.PAGE_OUT, reason)
+            await _refuses(link, PagerAction.HOLD, "driver")
+            assert not link.yields
+        await _refuses(link, PagerAction.PAGE_OUT, "driver")
+        assert (why(link), link.yields) == (GateOnly.REFUSED, True)
+
+    asyncio.run(run())
+
+
+async def _refuses(link: Link, action: PagerAction, reason: str) -> None:
+    link.call = PagerCall(action, 0, op=7)
+    refused = PagerDone(op=7, outcome=PagerOutcome.REFUSED, reason=reason)
+    assert link.done(refused)
