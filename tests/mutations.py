@@ -121,9 +121,8 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/pager/plan.py",
-        "return take([one for one in driver_part(look) if not "
-        "_by_library(one, Residency.RESIDENT)])",
-        "return take(driver_part(look))",
+        "those = [one for one in driver_part(look) if not _by_library(one, Residency.RESIDENT)]",
+        "those = driver_part(look)",
         PLAN,
     ),
     Mutation(

@@ -103,8 +103,9 @@ class SessionOperation:
         compared = plan.comparable(owned)
         if owned:
             await self._libraries_out(owned, look)
+            before = look
             # A program may have been replaced (exec), or a new one may have started.
-            before, look = look, await self._stop_all(await self._look())
+            look = await self._stop_all(await self._look())
             plan.compare_gains(compared, before, look)
         moved_by_driver, look = await self._driver_out(look)
         self._performer.still_wanted()
