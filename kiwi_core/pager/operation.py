@@ -103,10 +103,11 @@ class SessionOperation:
         compared = plan.comparable(owned)
         if owned:
             await self._libraries_out(owned, look)
-            before = look
             # A program may have been replaced (exec), or a new one may have started.
+            stopped = look
             look = await self._stop_all(await self._look())
-            plan.compare_gains(compared, before, look)
+            for library, gained_bytes in plan.gains(compared, stopped, look):
+                library.compare_gain(gained_bytes, library.report.paged_out_bytes)
         moved_by_driver, look = await self._driver_out(look)
         self._performer.still_wanted()
         self._performer.commit()  # it is out: what follows is not part of it

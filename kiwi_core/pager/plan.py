@@ -120,15 +120,15 @@ def comparable(steps: Sequence[PlanStep]) -> list[PlanStep]:
     return [step for step in steps if step.process.reported is not Residency.PAGED_OUT]
 
 
-def compare_gains(out: Sequence[PlanStep], before: SessionLook, after: SessionLook) -> None:
-    """Tell libraries that have moved out all that they own how much less NVML counts for them since
-    they were stopped. Where NVML names no processes, nobody can tell."""
+def gains(
+    out: Sequence[PlanStep], before: SessionLook, after: SessionLook
+) -> list[tuple[LinkedProcess, int]]:
+    """Return how much less NVML counts for processes whose libraries have moved out all that they
+    own, since they were stopped. Where NVML names no processes, nobody can tell."""
     had = {one.ref: one.row_bytes for one in before}
     has = {one.ref: one.row_bytes for one in after}
-    for step in out:
-        had_bytes, has_bytes = had.get(step.process.ref), has.get(step.process.ref)
-        if had_bytes is not None and has_bytes is not None:
-            step.library.compare_gain(had_bytes - has_bytes, step.library.report.paged_out_bytes)
+    known = [(step.library, had.get(step.process.ref), has.get(step.process.ref)) for step in out]
+    return [(library, a - b) for library, a, b in known if a is not None and b is not None]
 
 
 def may_be_cleared(look: SessionLook) -> bool:
