@@ -78,7 +78,14 @@ class LinkServer:
                 self.links.assign(link, self._roots.session_of(ref))
             self._link_of[connection] = link
             connection.send(
-                Welcome(protocol=PROTOCOL, daemon="test", gpu_uuid="", gpu_index=0, gpu_name="")
+                Welcome(
+                    protocol=PROTOCOL,
+                    daemon="test",
+                    gpu_uuid="",
+                    gpu_index=0,
+                    gpu_name="",
+                    own=message.owns,
+                )
             )
         elif isinstance(message, PagerState):
             self.links.handle_state(self._link_of[connection], message)
