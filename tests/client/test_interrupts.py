@@ -6,6 +6,7 @@ calls a profiler at the same places, so a profiler that raises acts like a signa
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from contextlib import contextmanager
@@ -29,7 +30,11 @@ CLIENTS_CODE = kiwi_core.client.__path__[0]
 @contextmanager
 def interrupt_at(place: int) -> Iterator[list[bool]]:
     """Raise ``KeyboardInterrupt`` at the ``place``-th place of the client's code that this thread
-    passes; the yielded list is filled once it was raised."""
+    passes; the yielded list is filled once it was raised.
+
+    Garbage is not collected meanwhile: a collection that begins in the client's code runs
+    destructors and weak references' callbacks, and the interpreter only prints what those raise.
+    """
     struck: list[bool] = []
     left = place
 
@@ -42,6 +47,7 @@ def interrupt_at(place: int) -> Iterator[list[bool]]:
                 raise KeyboardInterrupt  # the interpreter removes the profiler
 
     before = sys.getprofile()
+    gc.disable()
     sys.setprofile(look)
     try:
         yield struck
@@ -49,6 +55,7 @@ def interrupt_at(place: int) -> Iterator[list[bool]]:
         assert struck
     finally:
         sys.setprofile(before)
+        gc.enable()
 
 
 def _is_clients(frame: FrameType | None) -> bool:
