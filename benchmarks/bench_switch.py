@@ -28,6 +28,7 @@ from common import ROOT, Samples, arguments, machine, report, samples_table, tar
 from daemon import running_daemon
 from gpu_cells import PRELUDE, take
 from kernels import running_kernel
+from pagers import DEFAULT
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +60,7 @@ class Pair:
 
     def __init__(self, stack: ExitStack, where: Path) -> None:
         env = leading_to(where)
-        self._daemon: Daemon = stack.enter_context(running_daemon(GPU, env=env))
+        self._daemon: Daemon = stack.enter_context(running_daemon(GPU, env=env, pager=DEFAULT))
         self._kernels = [
             stack.enter_context(running_kernel(self._daemon.env | env)) for _ in range(2)
         ]

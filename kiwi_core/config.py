@@ -30,11 +30,16 @@ GPU_DEVICES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/nvhost-ctr
 
 ENV_GPU = "KIWI_GPU"
 ENV_PAGER = "KIWI_PAGER"
+"""What moves a program's GPU memory: one of ``PAGERS``."""
 
+AUTO = "auto"
+"""Value of ``KIWI_PAGER``, and the default: the library where this machine has proven itself, else
+the driver."""
 CHECKPOINT = "checkpoint"
 """Value of ``KIWI_PAGER``: the driver moves a program's GPU memory, from outside."""
 INPROCESS = "inprocess"
 """Value of ``KIWI_PAGER``: a library that is preloaded into the program moves it."""
+PAGERS = (AUTO, CHECKPOINT, INPROCESS)
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,12 @@ class Config:
 
 
 DEFAULTS = Config()
+
+
+def pager_of(env: Mapping[str, str], default: str = AUTO) -> str:
+    """Return what ``KIWI_PAGER`` in ``env`` asks for; what it cannot mean is ignored."""
+    named = env.get(ENV_PAGER, "")
+    return named if named in PAGERS else default
 
 
 def is_disabled(env: Mapping[str, str]) -> bool:

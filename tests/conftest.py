@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from importlib import metadata
@@ -21,6 +22,9 @@ sys.path.insert(0, str(ROOT / "tests/support"))
 
 import hosts  # noqa: E402
 import thorough  # noqa: E402
+
+from kiwi_core import interpreter  # noqa: E402
+from kiwi_core.gpu import proofs  # noqa: E402
 
 THOROUGH = thorough.pattern(*thorough.lines())
 
@@ -60,6 +64,17 @@ def base_temp(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Make the directory of all ``tmp_path`` now: later, a fixture may have set another directory
     for temporary files, which it deletes."""
     tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def proven_machine(request: pytest.FixtureRequest) -> None:
+    """Let the emulated GPU prove itself before the first daemon starts: what users have after a
+    few seconds. On a real GPU only the test of the proof does."""
+    if request.config.option.markexpr == "gpu":
+        return
+    if proofs.load(*proofs.EMULATED) is None:
+        asked = interpreter.module("kiwi_core.cli", "doctor", "--prove", "--emulate", "1x512MiB")
+        subprocess.run(asked, check=True, timeout=300)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ ROLES: Final = {
     "bus": "kiwi_core.bench.work.bus:Bus",
     "look": "kiwi_core.bench.work.look:Look",
     "session": "kiwi_core.bench.work.session:BenchSession",
+    "proving": "kiwi_core.bench.work.proving:ProvingProgram",
     "echo": "kiwi_core.bench.work.echo:Echo",
     "stage": "kiwi_core.bench.work.stage:Stage",
 }

@@ -7,9 +7,11 @@ import os
 import select
 import shutil
 import signal
+import time
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli import exits
+from kiwi_core.gpu.ownable import CRASHES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +27,8 @@ FORWARDED: Final = (
 )
 FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 """Ctrl-C and Ctrl-\\ reach the whole process group, so the child has them already."""
+
+SEEN_WITHIN_S: Final = 0.2
 
 IGNORED_BY_PYTHON: Final = tuple(
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
@@ -50,10 +54,19 @@ def run(path: str, command: list[str], env: Mapping[str, str]) -> int:
         pid = os.posix_spawn(path, command, env, setsigmask=(), setsigdef=IGNORED_BY_PYTHON)
         forwarding.to(pid)
         forwarding.wait_for_end(pid)
+        _let_see(pid)
         _, status = os.waitpid(pid, 0)
         forwarding.stop()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else exits.of_signal(-code)
+
+
+def _let_see(pid: int) -> None:
+    """Give the daemon a moment to see that a program has crashed: only before it is reaped does
+    ``/proc`` tell other processes how it ended."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if ended is not None and ended.si_code != os.CLD_EXITED and ended.si_status in CRASHES:
+        time.sleep(SEEN_WITHIN_S)
 
 
 class _Forwarding:

@@ -8,7 +8,7 @@ import re
 from kiwi_core import emulator
 from kiwi_core.cli.numbers import number, whole
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
-from kiwi_core.config import DEFAULTS
+from kiwi_core.config import AUTO, CHECKPOINT, DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.policy.interactive import SHARES_MAX
 from kiwi_core.states import PRIORITIES, Priority
@@ -123,6 +123,13 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         help="end a program whose turn is over (it idles, runs on, or is stopped), whose GPU "
         "memory others have waited for so long, and whose own job or container has too little RAM "
         "for that memory to be moved out; its user gets a notice first; 0: never (default: 0)",
+    )
+    parser.add_argument(
+        "--pager",
+        choices=(AUTO, CHECKPOINT),
+        help="what moves the GPU memory of programs that ask for nothing: Kiwi's library in each "
+        "program where this machine has proven itself, which it does when the GPU is idle (auto, "
+        "the default), or the driver (checkpoint)",
     )
     parser.add_argument(
         "--lock-timeout",

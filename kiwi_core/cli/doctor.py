@@ -31,6 +31,7 @@ JSON: {"fit": true|false, "findings": [{"level": "ok|warn|fail", "area", "text",
 examples:
   kiwi doctor
   kiwi doctor --json | jq '.findings[] | select(.level != "ok")'
+  kiwi doctor --prove            whether Kiwi's own library may move memory here
   kiwi doctor --print systemd    the unit for /etc/systemd/system/kiwi.service
   kiwi doctor --print grafana    the dashboard for Kiwi's metrics
   kiwi doctor --print cdi        the device for /etc/cdi/kiwi.json that lets containers share
@@ -66,10 +67,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print a file for administrators instead: the systemd unit, the Grafana dashboard, "
         "the CDI device",
     )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="let the GPUs prove instead, for up to a minute each and in free memory only, that "
+        "Kiwi's library moves memory here without losing a byte; where they do, it becomes the "
+        "default",
+    )
+    parser.add_argument(
+        "--emulate",
+        metavar="NxSIZE",
+        help="with --prove: emulated GPUs, for example 1x512MiB; this proves the library only",
+    )
     add_socket_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.prove:
+        from kiwi_core.cli.prove import prove
+
+        style = Style.of(sys.stdout)
+        return prove(lambda one: print("\n".join(lines_of(one, style)), flush=True), args.emulate)
     if args.print is not None:
         print((Path(__file__).with_name("files") / FILES[args.print]).read_text(), end="")
         return exits.OK

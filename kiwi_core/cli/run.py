@@ -56,9 +56,9 @@ Kiwi preloads a library into it (LD_PRELOAD): the gate, which lets Kiwi stop it 
 of its work. A program that strips its environment, or is linked statically, has no gate: it
 keeps the GPU until its work is done, and `kiwi status` says so.
 
-With --pager inprocess (or KIWI_PAGER=inprocess) the library moves its GPU memory itself, and asks
-for the GPU at each burst of GPU work, so that the program keeps nobody waiting while it does not
-compute. New: tried on one real GPU so far.
+Where this machine has proven itself (kiwi doctor --prove), the library also moves the program's GPU
+memory, and asks for the GPU at each burst of GPU work, so that the program keeps nobody waiting
+while it does not compute. --pager inprocess does so without that proof, --pager checkpoint never.
 
 Notebooks and `kiwi run`s that it starts belong to this session. Programs that leave for good
 (daemons) are not followed.
@@ -79,6 +79,9 @@ NO_GATE: Final = (
 )
 
 LOOK_EVERY_S: Final = 0.25
+LOOKS_OFTEN: Final = 240
+"""Then it looks ten times as rarely: the program seems to leave its memory to the driver."""
+
 STATUS_WITHIN_S: Final = 2.0
 
 ALWAYS_SHOWN: Final = frozenset(
@@ -115,8 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pager",
-        choices=(config.CHECKPOINT, config.INPROCESS),
-        help="what moves its GPU memory (default: $KIWI_PAGER, else checkpoint)",
+        choices=config.PAGERS,
+        help="what moves its GPU memory (default: $KIWI_PAGER, else auto)",
     )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -144,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
 def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
     _leave_on_signals()
     library, lacking = find_library()
-    owns = (args.pager or os.environ.get(config.ENV_PAGER)) == config.INPROCESS
+    pager = args.pager or config.pager_of(os.environ)
     try:
         client = _connect(args, args.name or " ".join(command)[:80], str(lacking or ""))
         if lacking is not None:
@@ -163,11 +166,9 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
     watch = None
     if library is not None:
         env.update(preload.environment(library, env))
-        if owns:
-            env.pop(preload.ENV_OWN, None)
+        env[preload.ENV_OWN] = preload.OWN_BY_PAGER[pager]
+        if pager != config.CHECKPOINT:
             watch = LinkWatch(client)
-        else:
-            env[preload.ENV_OWN] = "0"
     try:
         return child.run(path, command, env)
     except OSError as error:
@@ -208,7 +209,11 @@ class LinkWatch:
 
     def _watch(self) -> None:
         welcome = self._client.welcome
-        while welcome is not None and not self._over.wait(LOOK_EVERY_S):
+        looks = 0
+        while welcome is not None and not self._over.wait(
+            LOOK_EVERY_S if looks < LOOKS_OFTEN else 10 * LOOK_EVERY_S
+        ):
+            looks += 1
             with suppress(KiwiError):  # the daemon may be away for now
                 status = self._client.status(STATUS_WITHIN_S)
                 ours = (s for s in status.sessions if s.id == welcome.session)

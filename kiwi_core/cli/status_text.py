@@ -91,6 +91,8 @@ def _sharing(gpu: GpuStatus) -> list[str]:
     if scheduler.swap_round_trip_s is not None:
         settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
     lines = [printable(scheduler.sharing), settings]
+    if gpu.pager_text:
+        lines.append(f"memory moves {printable(gpu.pager_text)}")
     if scheduler.foretold:
         well, of = scheduler.foretold_well, scheduler.foretold
         lines.append(f"expected waits: {well} of the last {of} within 2 s or a quarter")

@@ -40,6 +40,7 @@ from kiwi_core.daemon.links.library_ram import LibraryRam
 from kiwi_core.daemon.links.links import Links
 from kiwi_core.daemon.links.little_ram import LittleRam
 from kiwi_core.daemon.links.ownership import Ownership
+from kiwi_core.daemon.links.self_proof import SelfProof
 from kiwi_core.daemon.reports.announce import Announcer
 from kiwi_core.daemon.reports.bookkeeper import Bookkeeper
 from kiwi_core.daemon.reports.ledger import Ledger
@@ -156,6 +157,7 @@ class GpuDaemon:
             endless(address.keep(), "keeping the address"),
             endless(self._observer.run(), "observing"),
             endless(self._gauges.run(), "reading the gauges"),
+            endless(self._self_proof.run(), "proving this machine"),
         ]
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         self._unused = Unused(
@@ -273,8 +275,8 @@ class GpuDaemon:
         )  # fmt: skip
         reporter = Reporter(
             scheduler, self._registry, rights, machine.gpu, self._links, self._pager, self._budget,
-            self._gauges, RamGauge(), self._sessions.expected, errors=self._errors,
-            emulated=options.emulation is not None,
+            self._gauges, RamGauge(), self._sessions.expected, self._self_proof,
+            errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._registry.remembered = scheduler.remembered
         requests = RequestHandler(
@@ -318,7 +320,10 @@ class GpuDaemon:
             self._registry, machine.gpu.total_bytes, self._link_died, self._roster.save,
             shares[PROGRAMS],
         )  # fmt: skip
-        self._ownership = Ownership(coherent_machine(machine.gpu.name), self._roster.save_soon)
+        self._self_proof = SelfProof(machine.gpu, self._is_idle, self._options.asked.pager)
+        self._ownership = Ownership(
+            coherent_machine(machine.gpu.name), self._roster.save_soon, self._self_proof.objection
+        )
         self._links.ownership = self._ownership
         self._budget = HostBudget(
             self._links, lambda: self._pager.export_footprints(),
@@ -434,7 +439,13 @@ class GpuDaemon:
 
     def _kiwis(self) -> set[ProcessRef]:
         """Return the root processes of everything that Kiwi manages on this GPU."""
-        return {*self._registry.refs(), *(link.ref for link in self._links.everybody())}
+        proving = filter(None, [self._self_proof.ref])
+        return {*self._registry.refs(), *(link.ref for link in self._links.everybody()), *proving}
+
+    def _is_idle(self) -> bool:
+        """Return whether nobody has the GPU, waits for it, or is moved."""
+        scheduler = self._core.scheduler
+        return not (scheduler.holders or scheduler.waiting or self._core.operations.running)
 
     def _is_busy(self, session: SessionId) -> bool:
         """Return whether an operation or the pager works on ``session``: then do not ask the driver

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kiwi_core.config import DEFAULTS, Config
+from kiwi_core.config import AUTO, DEFAULTS, Config
 from kiwi_core.daemon.emulation import keep_state
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.states import AntiThrash, Priority
@@ -25,9 +25,10 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     ``gpus`` are UUIDs, unambiguous beginnings of UUIDs, or indices; empty means every GPU.
     ``priorities`` are user names and their classes. ``emulate`` is the text of ``--emulate``, for
     example ``2x512MiB``. ``metrics`` is the host and port of the listener for metrics servers;
-    without it there is none. ``end_unused_after_s`` is for a daemon that was started automatically:
-    it ends when nobody has needed it for so long; 0: never. ``config`` has the limits that options
-    have changed.
+    without it there is none. ``end_unused_after_s`` is for a daemon that was started
+    automatically: it ends when nobody has needed it for so long; 0: never. ``pager`` is ``auto``,
+    or ``checkpoint`` for a daemon that lets no library own unless its program asks. ``config`` has
+    the limits that options have changed.
     """
 
     gpus: list[str] = []
@@ -45,6 +46,7 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_json: bool = False
     end_unused_after_s: float = 0.0
     sessions_per_user: int | None = None
+    pager: str = AUTO
     config: Config = DEFAULTS
 
     @classmethod

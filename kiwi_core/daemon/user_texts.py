@@ -11,6 +11,7 @@ from kiwi_core.units import format_period_s
 if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import SessionRecord
     from kiwi_core.gpu.ownable import OwnershipObjection
+    from kiwi_core.gpu.proofs import Proof
 
 NAMELESS = (
     "NVML does not show how much GPU memory each program has here (a PID namespace of its own, as "
@@ -270,14 +271,45 @@ _GATE_ONLY: Final[dict[GateOnly, tuple[str, str]]] = {
 """Why the driver moves the memory of a program that asks for Kiwi's library, and what to do."""
 
 
-def moved_by_driver(objection: OwnershipObjection | None) -> str:
-    """Return why the driver moves memory that a library was asked to move, and what to do; "":
-    nothing speaks against the library, or nobody has asked for it."""
+BEFORE_THE_PROOF: Final = (
+    "The driver moves its memory, because it began before this machine had proven itself for "
+    "Kiwi's library. Start it again to have its memory moved at full speed."
+)
+
+
+def moved_by_driver(objection: OwnershipObjection | None, default: GateOnly | None) -> str:
+    """Return why the driver moves memory that a library could move, and what to do; "": it does
+    not, or as on the whole machine (``default``)."""
+    if objection is not None and objection.why in _UNPROVEN and default is None:
+        return BEFORE_THE_PROOF
     if objection is None or objection.why not in _GATE_ONLY:
         return ""
     why, remedy = _GATE_ONLY[objection.why]
     reason = f"{why} ({objection.detail})" if objection.detail else why
-    return f"The driver moves its memory, not Kiwi's library as asked: {reason}. {remedy}"
+    return f"The driver moves its memory, not Kiwi's library: {reason}. {remedy}"
+
+
+_UNPROVEN: Final = frozenset({GateOnly.UNPROVEN, GateOnly.PROOF_FAILED})
+
+
+def pager_of_the_machine(why_not: GateOnly | None, proof: Proof | None) -> str:
+    """Return what moves the memory of programs that ask for nothing, and why."""
+    if why_not is None and proof is not None:
+        out, back = (
+            f"{speed / 1e9:.1f}" for speed in (proof.out_bytes_per_s, proof.in_bytes_per_s)
+        )
+        return f"by each program's own library, {out} GB/s out and {back} GB/s in (measured here)"
+    if why_not is GateOnly.PROOF_FAILED and proof is not None:
+        return (
+            "by the driver's checkpoint, because this machine failed the proof for Kiwi's library: "
+            f"{proof.failed} Please report that; `kiwi doctor --prove` tries again"
+        )
+    if why_not is GateOnly.UNPROVEN:
+        return (
+            "by the driver's checkpoint, until this machine has proven itself for Kiwi's faster "
+            "library. It does so when the GPU is idle; `kiwi doctor --prove` does it now"
+        )
+    return "by the driver's checkpoint, as the daemon was told (--pager checkpoint)"
 
 
 def left_out(why: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from kiwi_core.preload._gate import (
     guarded,
     load_gate,
 )
-from kiwi_core.preload._paths import ENV_OWN, NAME, environment
+from kiwi_core.preload._paths import ENV_OWN, NAME, OWN_BY_PAGER, environment
 
 if TYPE_CHECKING:
     from kiwi_core.preload._build import library
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENV_OWN",
     "NAME",
+    "OWN_BY_PAGER",
     "GateLibrary",
     "GateState",
     "Unavailable",

@@ -20,8 +20,11 @@ load the driver by that name."""
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
 ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
+OWN_BY_PAGER = {"auto": "auto", "checkpoint": "0", "inprocess": "1"}
+"""Values of ``ENV_OWN``, by those of KIWI_PAGER."""
 ENV_OWN = "KIWI_PRELOAD_OWN"
-"""Variable of the library: "0" means that it is the gate only, and leaves memory to the driver."""
+"""Variable of the library. "0": it is the gate only, and leaves memory to the driver; "1": it asks
+to own the memory; "auto": it leaves that to the daemon."""
 _ASAN_MAY_COME_LATER = "verify_asan_link_order=0"
 """Option of the address sanitizer. gcc links its runtime as a library, which otherwise ends each
 program in which another library comes first."""

@@ -165,6 +165,8 @@ class GpuStatus(Struct, frozen=True, kw_only=True):
     daemon_version: str = ""
     daemon_pid: int = 0
     uptime_s: float = 0.0
+    pager_text: str = ""
+    """What moves the memory of programs that ask for nothing, and why; "": an older daemon."""
     errors: list[str] = field(default_factory=list)
     history_serial: int = 0
     may_set: bool = False

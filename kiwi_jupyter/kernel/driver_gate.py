@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter, preload
-from kiwi_core.config import ENV_PAGER, INPROCESS
+from kiwi_core.config import pager_of
 from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class DriverGate:
         if library is None:
             return False
         os.environ.update(preload.environment(library, os.environ))  # for what this starts
-        asked = os.environ.get(ENV_PAGER) == INPROCESS
-        os.environ.setdefault(preload.ENV_OWN, "1" if asked else "0")
+        os.environ.setdefault(preload.ENV_OWN, preload.OWN_BY_PAGER[pager_of(os.environ)])
         gate = preload.load_gate(real)
         loaded = gate.state is preload.GateState.LOADED
         remedy = REMEDIES.get(gate.state, "")

@@ -82,6 +82,7 @@ class StatusView:
                 ),
             ),
             ("Sharing", f"{scheduler.sharing}; {settings}"),
+            *([("Moves", status.pager_text)] if status.pager_text else []),
         ]
 
     def _own(self, status: GpuStatus) -> Rows:

@@ -75,11 +75,11 @@ class KiwiServerApp(ExtensionApp):
     ).tag(config=True)
 
     pager = Enum(
-        [config.CHECKPOINT, config.INPROCESS],
-        default_value=config.CHECKPOINT,
-        help="What moves the GPU memory of the kernels that this server starts. checkpoint: the"
-        " driver, from outside. inprocess: Kiwi's library in the kernel owns its memory and"
-        " moves it; it makes room for a kernel that grows; new, tried on one real GPU so far."
+        list(config.PAGERS),
+        default_value=config.AUTO,
+        help="What moves the GPU memory of the kernels that this server starts. auto: Kiwi's"
+        " library in the kernel, where the machine has proven itself for it, else the driver."
+        " checkpoint: the driver, from outside. inprocess: the library, proven or not."
         " KIWI_PAGER in a kernelspec's or the server's environment goes first.",
     ).tag(config=True)
 

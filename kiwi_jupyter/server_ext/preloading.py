@@ -14,11 +14,12 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preload
-from kiwi_core.config import ENV_PAGER, INPROCESS, is_disabled
+from kiwi_core.config import ENV_PAGER, INPROCESS, is_disabled, pager_of
 from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
+    from pathlib import Path
 
 log = logging.getLogger("kiwi.preload")
 
@@ -30,23 +31,25 @@ _compiling: threading.Thread | None = None
 """Tried once per server: a build that failed once fails again."""
 
 
-def wanted(env: MutableMapping[str, str], default: str) -> bool:
-    """Return whether ``env``, which the kernel gets, or else ``default`` asks for the library."""
-    return env.get(ENV_PAGER, default) == INPROCESS and not is_disabled(env)
+async def add(env: MutableMapping[str, str], default: str) -> bool:
+    """Add the library to the environment that a kernel gets; ``env`` itself, or else ``default``,
+    says what moves its memory. Return false if the kernel starts without it.
 
-
-def add_gate(env: MutableMapping[str, str]) -> bool:
-    """Add the gate to the environment of a kernel, if that takes no time. Otherwise the library is
-    compiled for later kernels, and this kernel itself tries once more before it first uses the GPU.
+    A kernel that asks for Kiwi's own pager waits while the library is compiled. For any other it is
+    compiled meanwhile, and the kernel itself tries once more before it first uses the GPU.
     """
     if is_disabled(env):
         return False
+    pager = env[ENV_PAGER] = pager_of(env, default)
     library = ready.find()
-    if library is None:
+    if library is None and pager == INPROCESS:
+        library = await _compiled()
+    elif library is None:
         compile_ahead()
+    if library is None:
         return False
     env.update(preload.environment(library, env))
-    env[preload.ENV_OWN] = "0"
+    env[preload.ENV_OWN] = preload.OWN_BY_PAGER[pager]
     return True
 
 
@@ -65,20 +68,15 @@ def _compile() -> None:
         _say_once(f"{error.message} {error.remedy}")
 
 
-async def add(env: MutableMapping[str, str]) -> bool:
-    """Add the library to the environment of a kernel. Return false, and log it once, if the library
-    is not available.
-    """
+async def _compiled() -> Path | None:
+    """Compile the library. Return ``None``, and log it once, if it is not available."""
     try:
-        library = await asyncio.wait_for(asyncio.to_thread(ready.ensure), COMPILE_WITHIN_S)
+        return await asyncio.wait_for(asyncio.to_thread(ready.ensure), COMPILE_WITHIN_S)
     except preload.Unavailable as error:
         _say_once(f"{error.message} {error.remedy}")
-        return False
     except asyncio.TimeoutError:
         _say_once("It is still being compiled; kernels that are started later will have it.")
-        return False
-    env.update(preload.environment(library, env))
-    return True
+    return None
 
 
 def _say_once(why: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
-from kiwi_core.config import CHECKPOINT
+from kiwi_core.config import AUTO
 from kiwi_jupyter.server_ext import leaving, preloading
 from kiwi_jupyter.server_ext.placer import VISIBLE, Placer
 
@@ -37,12 +37,12 @@ anything.
 """
 
 _places = True
-_pager = CHECKPOINT
+_pager = AUTO
 """Default for kernels whose environment does not name a pager."""
 
 
 def install(
-    serverapp: Any, socket_dir: Path | None = None, *, places: bool = True, pager: str = CHECKPOINT
+    serverapp: Any, socket_dir: Path | None = None, *, places: bool = True, pager: str = AUTO
 ) -> bool:
     """Make ``KiwiProvisioner`` the default of this server. Called once, by the server extension.
 
@@ -93,10 +93,7 @@ class KiwiProvisioner(LocalProvisioner):
             gpu = await placer().place(self.kernel_id, env) if _places else None
             if gpu is not None:
                 env[VISIBLE] = gpu
-            if preloading.wanted(env, _pager):
-                await preloading.add(env)
-            else:
-                preloading.add_gate(env)
+            await preloading.add(env, _pager)
         except Exception:  # the kernel must start, whatever is wrong with Kiwi
             log.exception("kernel %s is started as if there were no Kiwi", self.kernel_id)
         return launch

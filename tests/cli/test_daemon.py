@@ -24,6 +24,7 @@ TYPED = [
     "--no-bring-back", "--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g",
     "--sessions-per-user", "8", "--metrics", ":9402", "--end-unused-after", "60", "--log-json",
     "--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--end-immovable-after", "900",
+    "--pager", "checkpoint",
 ]  # fmt: skip
 ASKED = DaemonOptions(
     gpus=["0", "GPU-1"],
@@ -41,6 +42,7 @@ ASKED = DaemonOptions(
     log_json=True,
     end_unused_after_s=60.0,
     sessions_per_user=8,
+    pager="checkpoint",
     config=replace(
         DEFAULTS,
         end_immovable_after_ns=900 * NS_PER_S,

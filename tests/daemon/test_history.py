@@ -155,7 +155,7 @@ class World:
                 self.scheduler.handle(ev.LeaseRequested(session=id_, burst=burst), self.tick())
                 self.scheduler.handle(ev.BurstEnded(session=id_, burst=burst), self.tick())
         self.reporter = Reporter(
-            self.scheduler, self.registry, Rights(daemon_uid=0), *cast("list[Any]", [None] * 7),
+            self.scheduler, self.registry, Rights(daemon_uid=0), *cast("list[Any]", [None] * 8),
             errors=list, emulated=False,
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, MovedBy
+from kiwi_core.states import AntiThrash, GateOnly, MovedBy
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 from kiwi_core.wire.framing import decode_daemon
 from kiwi_core.wire.messages import GaugesStatus, StatusReport
@@ -83,6 +83,7 @@ class Sessions:
             cast("Any", SimpleNamespace(now=GaugesStatus(), outside=lambda _who, _rights: [])),
             RamGauge(),
             cast("Any", SimpleNamespace(newcomer_wait_s=lambda: None, count=lambda: 0)),
+            cast("Any", SimpleNamespace(objection=lambda: GateOnly.UNPROVEN, proof=None)),
             errors=list,
             emulated=False,
         )

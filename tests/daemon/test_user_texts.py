@@ -6,6 +6,7 @@ import pytest
 
 from kiwi_core.daemon import user_texts
 from kiwi_core.gpu.ownable import OwnershipObjection
+from kiwi_core.gpu.proofs import Proof
 from kiwi_core.states import GateOnly, Notice, Reason
 
 NEEDS_NO_REMEDY = {
@@ -46,18 +47,48 @@ def test_what_to_do_about_memory_that_does_not_come_back_depends_on_why(
     assert word in remedy
 
 
-@pytest.mark.parametrize("why", [why for why in GateOnly if why is not GateOnly.NOT_ASKED])
+UNASKED = (GateOnly.NOT_ASKED, GateOnly.UNPROVEN, GateOnly.PROOF_FAILED)
+
+
+@pytest.mark.parametrize("why", [why for why in GateOnly if why not in UNASKED])
 def test_every_reason_against_the_library_says_what_to_do(why: GateOnly) -> None:
-    text = user_texts.moved_by_driver(OwnershipObjection(why))
+    text = user_texts.moved_by_driver(OwnershipObjection(why), None)
     assert text.count(". ") >= 1
     assert text.endswith(".")
     assert why.value not in text or "-" not in why.value, "no names of ours"
-    assert "(/dev/x)" in user_texts.moved_by_driver(OwnershipObjection(why, "/dev/x"))
+    assert "(/dev/x)" in user_texts.moved_by_driver(OwnershipObjection(why, "/dev/x"), None)
 
 
-def test_who_asks_for_nothing_needs_no_reason() -> None:
-    assert user_texts.moved_by_driver(None) == ""
-    assert user_texts.moved_by_driver(OwnershipObjection(GateOnly.NOT_ASKED)) == ""
+@pytest.mark.parametrize("machine", [None, *UNASKED])
+def test_who_asks_for_nothing_needs_no_reason_but_that_it_began_too_early(
+    machine: GateOnly | None,
+) -> None:
+    assert user_texts.moved_by_driver(None, machine) == ""
+    assert user_texts.moved_by_driver(OwnershipObjection(GateOnly.NOT_ASKED), machine) == ""
+    for why in UNASKED[1:]:
+        text = user_texts.moved_by_driver(OwnershipObjection(why), machine)
+        assert ("Start it again" in text) == (machine is None)
+
+
+PROOF = Proof(gpu="H200", driver="580", out_bytes_per_s=45.2e9, in_bytes_per_s=51e9)
+FAILED = Proof(gpu="H200", driver="580", failed="A byte was lost.")
+
+
+@pytest.mark.parametrize(
+    ("why_not", "proof", "said"),
+    [
+        (None, PROOF, "own library, 45.2 GB/s out and 51.0 GB/s in (measured here)"),
+        (GateOnly.UNPROVEN, None, "`kiwi doctor --prove` does it now"),
+        (GateOnly.PROOF_FAILED, FAILED, "A byte was lost."),
+        (GateOnly.NOT_ASKED, PROOF, "--pager checkpoint"),
+    ],
+)
+def test_what_moves_memory_on_this_machine_and_why(
+    why_not: GateOnly | None, proof: Proof | None, said: str
+) -> None:
+    text = user_texts.pager_of_the_machine(why_not, proof)
+    assert said in text
+    assert text.startswith("by ")
 
 
 @pytest.mark.parametrize("reason", list(Reason))

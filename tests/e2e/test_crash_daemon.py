@@ -14,7 +14,7 @@ import two_notebooks
 from checks import unharmed
 from daemon import PATIENCE_S
 from notebooks import assert_books_agree
-from pagers import CHECKPOINT, IN_PROCESS
+from pagers import CHECKPOINT, DEFAULT
 from two_notebooks import PATIENT, STATES, Arenas
 
 from kiwi_core.sched.events import MemoryObserved, SessionJoined
@@ -37,8 +37,8 @@ private_tmp, arenas = leftovers.module_tmp, two_notebooks.arenas
 CASES = [
     *((CHECKPOINT, state, who) for who in ("child", "all") for state in STATES),
     # The states in which the library moves memory, or keeps what the next daemon has to know.
-    *((IN_PROCESS, state, "child") for state in ("suspended", "paging-out", "paging-in")),
-    *((IN_PROCESS, state, "all") for state in ("paged-out", "paging-in")),
+    *((DEFAULT, state, "child") for state in ("suspended", "paging-out", "paging-in")),
+    *((DEFAULT, state, "all") for state in ("paged-out", "paging-in")),
 ]
 
 

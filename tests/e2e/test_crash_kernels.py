@@ -10,7 +10,7 @@ import pytest
 import two_notebooks
 from daemon import wait_until
 from notebooks import assert_books_agree
-from pagers import CHECKPOINT, IN_PROCESS
+from pagers import CHECKPOINT, DEFAULT
 from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Arenas, Deathwatch, TwoNotebooks
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ private_tmp, arenas = leftovers.module_tmp, two_notebooks.arenas
 CASES = [
     *((CHECKPOINT, state, way) for way in ("kill", "restart") for state in STATES),
     # The states in which the library holds, moves, or has the memory.
-    *((IN_PROCESS, state, "kill") for state in STATES if state not in ("waiting", "running")),
-    *((IN_PROCESS, state, "restart") for state in ("suspended", "paging-in")),
+    *((DEFAULT, state, "kill") for state in STATES if state not in ("waiting", "running")),
+    *((DEFAULT, state, "restart") for state in ("suspended", "paging-in")),
 ]
 
 

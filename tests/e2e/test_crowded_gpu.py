@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crowded_gpu import CrowdedGpu
 from driver_program import CHECKSUMS
-from pagers import IN_PROCESS, PagerUnderTest
+from pagers import DEFAULT, PagerUnderTest
 
 from kiwi_core import emulator
 
@@ -27,7 +27,7 @@ GPU_MIB = 128
 
 @pytest.fixture(scope="module")
 def pager() -> PagerUnderTest:
-    return IN_PROCESS
+    return DEFAULT
 
 
 def test_a_program_computes_the_same_beside_a_rival(make_daemon: Callable[..., Daemon]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from daemon import wait_until
 from gpu_cells import CPU, CPU_PRINTS, PRELUDE
 from notebooks import assert_books_agree
-from pagers import CHECKPOINTED, IN_PROCESS, PagerUnderTest
+from pagers import CHECKPOINTED, DEFAULT, PagerUnderTest
 from two_notebooks import SIZE_MIB, Arena, TwoNotebooks
 
 from kiwi_core.states import MovedBy
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures
 
 @pytest.fixture(scope="module")
 def pager() -> PagerUnderTest:
-    return IN_PROCESS
+    return DEFAULT
 
 
 private_tmp = leftovers.module_tmp

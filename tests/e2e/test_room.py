@@ -11,7 +11,7 @@ import pytest
 from checks import unharmed
 from daemon import wait_until
 from notebooks import Notebook, assert_books_agree, finish_all
-from pagers import IN_PROCESS, PagerUnderTest
+from pagers import DEFAULT, PagerUnderTest
 
 from kiwi_core.sched import events as ev
 
@@ -54,7 +54,7 @@ def grown_right():
 
 @pytest.fixture(scope="module")
 def pager() -> PagerUnderTest:
-    return IN_PROCESS
+    return DEFAULT
 
 
 @pytest.fixture

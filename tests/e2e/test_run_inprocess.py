@@ -1,7 +1,9 @@
-"""Tests that a program under ``kiwi run --pager inprocess`` asks for the GPU only to compute."""
+"""Tests that a program under ``kiwi run`` whose library owns its memory asks for the GPU only to
+compute."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -63,7 +65,7 @@ for line in sys.stdin:
 def run(stack: ExitStack) -> Callable[[Daemon, str], ClientProgram]:
     def start(daemon: Daemon, name: str) -> ClientProgram:
         command = [sys.executable, "-c", PROGRAM]
-        program = ClientProgram(daemon, name, command, "--pager", "inprocess")
+        program = ClientProgram(daemon, name, command, "--pager", "auto")
         return stack.enter_context(program)
 
     return start
@@ -124,3 +126,20 @@ def test_a_program_that_is_out_when_its_kiwi_run_is_killed(
     assert first.get("intact()") is True
     assert second.get("intact()") is True
     assert second.end() == 0
+
+
+def test_a_program_that_crashed_after_a_move_leaves_its_memory_to_the_driver_next_time(
+    make_daemon: Callable[..., Daemon], run: Callable[[Daemon, str], ClientProgram]
+) -> None:
+    daemon = make_daemon("1x256MiB", "--tq", "600", "--idle-after", "1")
+    first, other = run(daemon, "job"), run(daemon, "other")
+    for one in (first, other, first):
+        assert one.get("take(140) if not held else intact()") in (None, True)
+        wait_rests(one)
+    first.ask("__import__('os').abort()")
+    assert first.end() == 128 + signal.SIGABRT
+    again = run(daemon, "job again")
+    assert again.get("take(20)") is None
+    daemon.wait_for(lambda _: "has crashed within 10 s" in again.session.pager_text, "it is known")
+    assert again.session.pager is MovedBy.CHECKPOINT
+    assert (again.end(), other.end()) == (0, 0)

@@ -3,12 +3,12 @@ program, and the expected differences."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preload
 from kiwi_core.config import CHECKPOINT as BY_DRIVER
-from kiwi_core.config import ENV_PAGER, INPROCESS
+from kiwi_core.config import ENV_PAGER, INPROCESS, pager_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +76,7 @@ CHECKPOINT: Final = PagerUnderTest(
     leaves_context=False,
     exact_leases=False,
     room_on_demand=False,
+    env={ENV_PAGER: BY_DRIVER},
 )
 IN_PROCESS: Final = PagerUnderTest(
     INPROCESS,
@@ -85,12 +86,17 @@ IN_PROCESS: Final = PagerUnderTest(
     room_on_demand=True,
     env={ENV_PAGER: INPROCESS},
 )
-BOTH: Final = (CHECKPOINT, IN_PROCESS)
+DEFAULT: Final = replace(IN_PROCESS, env={})
+"""What users have who ask for nothing: the emulated GPU has proven itself."""
+BOTH: Final = (CHECKPOINT, DEFAULT)
 
 
 def into(env: dict[str, str]) -> dict[str, str]:
-    """Return a kernel's environment as the server's provisioner makes it: with the library if
-    ``env`` chooses the in-process pager, unless Kiwi is disabled there."""
-    if env.get(ENV_PAGER) != INPROCESS or env.get("KIWI_DISABLE"):
+    """Return a kernel's environment as the server's provisioner makes it: with the library, unless
+    Kiwi is disabled there. Where the driver is to move the memory, the kernel is left to find its
+    gate by itself, as where no server starts it."""
+    pager = pager_of(env)
+    if pager == BY_DRIVER or env.get("KIWI_DISABLE"):
         return env
-    return env | preload.environment(preload.library(), env)
+    own = {preload.ENV_OWN: preload.OWN_BY_PAGER[pager]}
+    return env | preload.environment(preload.library(), env) | own

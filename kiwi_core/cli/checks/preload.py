@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preload
 from kiwi_core.cli.checks.finding import Finding, UnansweredError, ok, probe, warn
-from kiwi_core.config import CHECKPOINT, ENV_PAGER, INPROCESS
+from kiwi_core.config import CHECKPOINT, ENV_PAGER, PAGERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +39,11 @@ def check() -> Iterator[Finding]:
 
 
 def chosen(value: str) -> Iterator[Finding]:
-    if value not in ("", CHECKPOINT, INPROCESS):
+    if value and value not in PAGERS:
         yield warn(
             AREA,
             f"{ENV_PAGER} is {value!r}, which Kiwi does not know and ignores.",
-            f"{ENV_PAGER}={INPROCESS}, or {CHECKPOINT}",
+            f"{ENV_PAGER} is one of {', '.join(PAGERS)}.",
         )
 
 

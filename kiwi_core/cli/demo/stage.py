@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core import preload
+from kiwi_core import interpreter, preload
 from kiwi_core.cli.leaving import ending_descendants
 from kiwi_core.client import Client
 from kiwi_core.client.private_daemon import PrivateDaemon
 from kiwi_core.errors import CallerError
+from kiwi_core.gpu import proofs
 from kiwi_core.preload import ready
 from kiwi_core.wire.messages import Role
 
@@ -62,6 +64,7 @@ def _set(
     _compile_gate()
     if emulated_size is not None:
         arguments += ["--emulate", f"1x{emulated_size}", "--emulate-copy-rate", copy_rate]
+        _prove()
         _shout("EMULATED GPU: no real GPU is used. It shows how Kiwi works, not how fast it is.")
     else:
         arguments += ["--gpu", "0"]
@@ -81,6 +84,15 @@ def _set(
     finally:
         if daemon is not None:
             daemon.end()
+
+
+def _prove() -> None:
+    """Let the emulated GPU prove itself for Kiwi's library now. The daemon would do so in its first
+    idle moment, which the demo does not have."""
+    if proofs.load(*proofs.EMULATED) is None:
+        print("The emulated GPU proves itself for Kiwi's library, once …", flush=True)
+        asked = interpreter.module("kiwi_core.cli", "doctor", "--prove", "--emulate", "1x512MiB")
+        subprocess.run(asked, cwd=interpreter.DIRECTORY, stderr=subprocess.DEVNULL, check=False)
 
 
 def _compile_gate() -> None:

@@ -42,16 +42,21 @@ CRASH_WITHIN_S: Final = 10.0
 OTHER_GPU: Final = "gpu"
 """The library's word for memory of another GPU than the one that it owns memory of."""
 
+UNASKED: Final = frozenset({GateOnly.NOT_ASKED, GateOnly.UNPROVEN, GateOnly.PROOF_FAILED})
+"""Nothing in the program speaks against owning."""
+
 _UNNAMED: Final = re.compile(r"process \d+")
 
 
 @dataclass(eq=False, repr=False)
 class Ownership:
     """``coherent``: on this machine no library may own. ``changed`` is called when something is
-    remembered; ``facts`` reads what the kernel says about a process."""
+    remembered. ``default`` returns why the library of a program that asks for nothing does not own;
+    ``None``: it does. ``facts`` reads what the kernel says about a process."""
 
     coherent: bool
     changed: Callable[[], None]
+    default: Callable[[], GateOnly | None] = lambda: GateOnly.NOT_ASKED
     facts: Callable[[int], ownable.ProcessFacts | None] = ownable.facts
     _remembered: dict[str, RosterObjection] = field(default_factory=dict)
     """By program, the latest last."""
@@ -62,9 +67,13 @@ class Ownership:
         """Decide whether the library of ``link`` owns. Sets ``owns`` and ``objection``."""
         link.program = program_of(link, record)
         before, link.owns = link.objection, hello.owns
-        if not hello.owns:
+        unasked = GateOnly.NOT_ASKED
+        if hello.could_own and not hello.owns:
+            why_not = self.default()
+            link.owns, unasked = why_not is None, why_not or unasked
+        if not link.owns:
             late = link.told_to_own and not hello.could_own
-            link.objection = OwnershipObjection(GateOnly.LATE if late else GateOnly.NOT_ASKED)
+            link.objection = OwnershipObjection(GateOnly.LATE if late else unasked)
             if before is not None and not hello.could_own:
                 link.objection = before  # it has connected again, and is what it was told to be
         elif before is not None and before.why in (GateOnly.DOUBTED, GateOnly.REFUSED):
@@ -74,7 +83,7 @@ class Ownership:
         if hello.could_own and link.objection is not None:
             link.owns = False  # one that owns already cannot give that up: it yields
         link.told_to_own = link.owns
-        if link.objection is not None and link.objection.why is not GateOnly.NOT_ASKED:
+        if link.objection is not None and link.objection.why not in UNASKED:
             why, detail = link.objection
             log.info("not moved by its library", pid=link.ref.pid, why=why.value, detail=detail)
 

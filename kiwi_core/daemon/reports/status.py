@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.gauges import GaugeReader, RamGauge
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.links.self_proof import SelfProof
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
     from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
     from kiwi_core.gpu.nvml import GpuInfo
@@ -61,6 +62,7 @@ class Reporter:
     gauges: GaugeReader
     _ram: RamGauge
     _expected: ExpectedSessions
+    _self_proof: SelfProof
     errors: Callable[[], list[str]]
     emulated: bool
     _began_ns: int = field(default_factory=clock.now_ns)
@@ -100,6 +102,9 @@ class Reporter:
                 daemon_version=__version__,
                 daemon_pid=os.getpid(),
                 uptime_s=ns_to_seconds(now_ns - self._began_ns),
+                pager_text=user_texts.pager_of_the_machine(
+                    self._self_proof.objection(), self._self_proof.proof
+                ),
                 errors=self.errors(),
                 history_serial=self._scheduler.history_serial,
                 may_set=self._rights.is_admin(reader),
@@ -158,7 +163,11 @@ class Reporter:
             connected=linked or (record is not None and record.connection is not None),
             pager=self._pager.moved_by(view.id),
             pager_text=(
-                user_texts.moved_by_driver(self._links.why_driver(view.id)) if mine else ""
+                user_texts.moved_by_driver(
+                    self._links.why_driver(view.id), self._self_proof.objection()
+                )
+                if mine
+                else ""
             ),
             unowned=self._links.unowned(view.id) if mine else {},
             state=view.state,

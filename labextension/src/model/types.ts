@@ -291,6 +291,10 @@ export interface IGpu {
   readonly daemon_version: string;
   readonly daemon_pid: number;
   readonly uptime_s: number;
+  /**
+   * What moves the memory of programs that ask for nothing, and why; "": an older daemon.
+   */
+  readonly pager_text: string;
   readonly errors: readonly string[];
   readonly history_serial: number;
   readonly may_set: boolean;
@@ -319,6 +323,7 @@ export const GPU_DEFAULTS = {
   daemon_version: '',
   daemon_pid: 0,
   uptime_s: 0.0,
+  pager_text: '',
   errors: [],
   history_serial: 0,
   may_set: false,

@@ -38,6 +38,11 @@ export function Controls(props: IPart) {
           floor_s !== null &&
           ` ${trans.__('A turn lasts %1 at least.', formatDuration(floor_s))}`}
       </p>
+      {gpu.pager_text !== '' && (
+        <p className="jp-Kiwi-quiet" data-kiwi="pager">
+          {trans.__('Memory moves %1.', gpu.pager_text)}
+        </p>
+      )}
       {gpu.may_set && live ? <Form {...props} /> : <AsText gpu={gpu} />}
     </section>
   );

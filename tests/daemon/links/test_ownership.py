@@ -43,10 +43,14 @@ class Desk(Ownership):
     """``seen``: the facts of every process; ``written`` counts what must reach the roster."""
 
     def __init__(
-        self, seen: ProcessFacts | None = NOTHING_FOUND, *, coherent: bool = False
+        self,
+        seen: ProcessFacts | None = NOTHING_FOUND,
+        *,
+        coherent: bool = False,
+        unasked: GateOnly | None = GateOnly.NOT_ASKED,
     ) -> None:
         self.seen, self.written = seen, 0
-        super().__init__(coherent, self._count, lambda _pid: self.seen)
+        super().__init__(coherent, self._count, lambda: unasked, lambda _pid: self.seen)
 
     def _count(self) -> None:
         self.written += 1
@@ -84,6 +88,32 @@ def test_the_decision(
     link = Link(me(), os.getuid())
     Desk(seen).decide(link, None, hello(owns=owns, could_own=could_own))
     assert (link.owns, why(link), link.yields) == (expected, reason, yields)
+
+
+@pytest.mark.parametrize(
+    ("unasked", "seen", "expected", "reason"),
+    [
+        (None, ProcessFacts(), True, None),
+        (None, TOOL, False, GateOnly.TOOL),
+        (GateOnly.UNPROVEN, ProcessFacts(), False, GateOnly.UNPROVEN),
+        (GateOnly.PROOF_FAILED, ProcessFacts(), False, GateOnly.PROOF_FAILED),
+    ],
+    ids=["proven", "proven, but a tool", "not proven", "failed"],
+)
+def test_a_program_that_asks_for_nothing_gets_what_the_machine_has_proven(
+    unasked: GateOnly | None, seen: ProcessFacts, expected: bool, reason: GateOnly | None
+) -> None:
+    desk, link = Desk(seen, unasked=unasked), Link(me(), os.getuid())
+    desk.decide(link, None, hello(owns=False))
+    assert (link.owns, why(link), link.yields) == (expected, reason, False)
+    desk.decide(link, None, hello(owns=expected, could_own=False))  # it connects again
+    assert (link.owns, why(link)) == (expected, reason)
+
+
+def test_a_gate_stays_a_gate_whatever_the_machine_has_proven() -> None:
+    desk, link = Desk(unasked=None), Link(me(), os.getuid())
+    desk.decide(link, None, hello(owns=False, could_own=False))
+    assert (link.owns, why(link)) == (False, GateOnly.NOT_ASKED)
 
 
 def test_a_coherent_machine_says_no_to_all() -> None:

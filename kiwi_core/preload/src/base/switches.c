@@ -31,11 +31,12 @@ bool kp_disabled(void) {
 
 void kp_disable(void) { __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED); }
 
+/* A program that says "auto" asks for nothing: the daemon decides, and without one it owns nothing. */
 bool kp_own_asked(void) {
 #ifdef KP_GATE
     return is_set("KIWI_PRELOAD_OWN", "1");
 #else
-    return !is_set("KIWI_PRELOAD_OWN", "0");
+    return !is_set("KIWI_PRELOAD_OWN", "0") && !is_set("KIWI_PRELOAD_OWN", "auto");
 #endif
 }
 
