@@ -25,7 +25,7 @@ def notebook(stack: ExitStack, box: KiwiBox, name: str, pager: str) -> Kernel:
     env = {"KIWI_SOCKET_DIR": str(box.directory), "JPY_SESSION_NAME": f"/home/{name}.ipynb"}
     if pager == "inprocess":
         env |= {one: box.program_env[one] for one in OURS if one in box.program_env}
-        env["KIWI_PAGER"] = pager
+    env["KIWI_PAGER"] = pager
     kernel: Kernel = stack.enter_context(running_kernel(env))
     kernel.check(gpu_cells.PRELUDE)
     kernel.check(gpu_cells.take(MIB_EACH, sum(name.encode())), timeout_s=120.0)
