@@ -46,7 +46,7 @@ ok(cuda.cuMemFree(memory))
 """A program that takes the given bytes of GPU memory for the given seconds."""
 
 
-AT_REST = ("idle", "running", "suspended")
+AT_REST = ("idle", "running", "suspended", "paged-out")
 
 
 def started_by_itself(short: Path, *more: str) -> dict[str, str]:
