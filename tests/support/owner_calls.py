@@ -25,6 +25,7 @@ FAULTS = (
     "stall",
     "reserve",
     "access",
+    "pages",
 )
 KINDS = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy", "gpu", "plain")
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])

@@ -17,6 +17,7 @@ enum kp_fault {
     KP_FAULT_STALL,    /* no copy is seen to end */
     KP_FAULT_RESERVE,  /* no addresses */
     KP_FAULT_ACCESS,   /* to the program's own mappings */
+    KP_FAULT_PAGES,    /* host memory is there, but no pages for it */
     KP_FAULTS
 };
 

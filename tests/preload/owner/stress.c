@@ -303,7 +303,7 @@ static void lease(bool has, uint32_t *x) {
 
 static void *page(void *arg) {
     static const enum kp_fault kinds[] = {KP_FAULT_CREATE,   KP_FAULT_MAP,     KP_FAULT_UNMAP, KP_FAULT_COPY_OUT,
-                                          KP_FAULT_COPY_IN, KP_FAULT_HOST,    KP_FAULT_ACCESS};
+                                          KP_FAULT_COPY_IN, KP_FAULT_HOST,    KP_FAULT_ACCESS, KP_FAULT_PAGES};
     uint32_t x = 99;
     struct kp_outcome o;
     bool out = false;

@@ -15,6 +15,7 @@ pthread_mutex_t kp_arena_mu = PTHREAD_MUTEX_INITIALIZER;
 struct kp_piece *kp_pieces;
 struct kp_arena_books kp_arena_totals;
 int kp_arena_node = -1;
+static uint64_t expected; /* bytes that the pass under way has still to take */
 
 size_t kp_piece_bytes(void) {
     size_t want = kp_gpu.total_bytes / PIECES_PER_GPU / KP_ARENA_UNIT * KP_ARENA_UNIT;
@@ -79,7 +80,8 @@ static bool add_extent(struct kp_copy *copy, struct kp_piece *p, size_t start, s
     struct kp_extent *more = realloc(copy->extents, (copy->count + 1) * sizeof *more);
     if (!more) return false;
     copy->extents = more;
-    more[copy->count++] = (struct kp_extent){p->base + start * KP_ARENA_UNIT, n * KP_ARENA_UNIT};
+    more[copy->count++] = (struct kp_extent){p->base + start * KP_ARENA_UNIT, n * KP_ARENA_UNIT, 0};
+    expected -= expected < n * KP_ARENA_UNIT ? expected : n * KP_ARENA_UNIT;
     memset(&p->taken[start], 1, n);
     p->free_units -= n;
     kp_arena_totals.used += n * KP_ARENA_UNIT;
@@ -112,6 +114,15 @@ static void give(struct kp_copy *copy) {
     *copy = (struct kp_copy){0};
 }
 
+/* Takes from a piece that was just added. Its pages are faulted in as far as this pass will use them. */
+static size_t take_from_new(struct kp_copy *copy, struct kp_piece *p, size_t want) {
+    size_t got = p ? take_from(copy, p, false, want) : 0;
+    if (!got) return 0;
+    uint64_t used = got * KP_ARENA_UNIT + expected, all = p->units * KP_ARENA_UNIT;
+    copy->extents[copy->count - 1].untouched = (size_t)(used < all ? used : all);
+    return got;
+}
+
 static bool take(struct kp_copy *copy, size_t bytes, bool only_pinned) {
     size_t left = (bytes + KP_ARENA_UNIT - 1) / KP_ARENA_UNIT;
     *copy = (struct kp_copy){0};
@@ -119,10 +130,7 @@ static bool take(struct kp_copy *copy, size_t bytes, bool only_pinned) {
     while (left) {
         size_t got = take_from(copy, NULL, true, left);
         if (!got && !only_pinned) got = take_from(copy, NULL, false, left);
-        if (!got && !only_pinned) {
-            struct kp_piece *p = kp_piece_grow(left * KP_ARENA_UNIT);
-            if (p) got = take_from(copy, p, false, left);
-        }
+        if (!got && !only_pinned) got = take_from_new(copy, kp_piece_grow(left * KP_ARENA_UNIT), left);
         if (!got) break;
         left -= got;
     }
@@ -131,8 +139,27 @@ static bool take(struct kp_copy *copy, size_t bytes, bool only_pinned) {
     return left == 0;
 }
 
-bool kp_arena_take(struct kp_copy *copy, size_t bytes) { return take(copy, bytes, false); }
+bool kp_arena_take(struct kp_copy *copy, size_t bytes) {
+    bool good = take(copy, bytes, false);
+    for (unsigned i = 0; good && i < copy->count; i++) {
+        struct kp_extent e = copy->extents[i];
+        if (e.untouched) kp_pages_begin(e.at, e.untouched);
+        good = kp_pages_await(e.at, e.bytes);
+    }
+    if (good) return true;
+    kp_pages_end();
+    kp_arena_give(copy);
+    return false;
+}
+
 bool kp_arena_take_pinned(struct kp_copy *copy, size_t bytes) { return take(copy, bytes, true); }
+
+void kp_arena_expect(uint64_t bytes) {
+    if (!bytes) kp_pages_end();
+    pthread_mutex_lock(&kp_arena_mu);
+    expected = (bytes + KP_ARENA_UNIT - 1) / KP_ARENA_UNIT * KP_ARENA_UNIT;
+    pthread_mutex_unlock(&kp_arena_mu);
+}
 
 void kp_arena_give(struct kp_copy *copy) {
     if (copy->count == 0) return;

@@ -17,6 +17,7 @@
 struct kp_extent {
     char *at;
     size_t bytes;
+    size_t untouched; /* bytes from `at` on, perhaps beyond the extent, whose pages may not be there yet */
 };
 struct kp_copy { /* the host copy of a chunk */
     unsigned count;
@@ -46,7 +47,10 @@ bool kp_arena_stop(bool on, int64_t until_ns);
 
 /* Called when there is a new context, or a pass is over: the pageable pieces that it left free may be pinned. */
 void kp_arena_wake(void);
-bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken */
+/* Called by the pager thread when it begins to take `bytes` for a page-out: where that needs new memory, its pages are
+ * faulted in ahead of the copies. 0: nothing more is taken; call it before what was taken is given back. */
+void kp_arena_expect(uint64_t bytes);
+bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken; for the pager thread */
 bool kp_arena_take_pinned(struct kp_copy *copy, size_t bytes); /* never adds a piece, nor takes pageable memory */
 void kp_arena_give(struct kp_copy *copy);
 uint64_t kp_arena_room(void); /* returns the bytes that can be taken now */
@@ -55,7 +59,6 @@ void kp_arena_books(struct kp_arena_books *out);
 
 /* ---- host_memory.c ---- */
 void *kp_host_map(size_t bytes, int numa_node); /* NULL: no address space; pages are allocated on touch */
-void kp_host_touch(void *at, size_t bytes);
 void kp_host_unmap(void *at, size_t bytes);
 uint64_t kp_host_available(void); /* returns what the machine and our control group can still give */
 bool kp_host_to_spare(uint64_t bytes); /* true: `bytes` may be taken for speed alone */

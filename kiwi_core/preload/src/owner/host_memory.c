@@ -11,7 +11,6 @@
 #include "base/real.h"
 #include "owner/arena.h"
 
-#define PAGE 4096u
 #define SPARED 8 /* memory that is only for speed leaves 1/SPARED of the machine's memory alone */
 #define MPOL_PREFERRED_ 1 /* from linux/mempolicy.h; a full node falls back to another */
 
@@ -26,10 +25,6 @@ void *kp_host_map(size_t bytes, int numa_node) {
         syscall(SYS_mbind, at, bytes, MPOL_PREFERRED_, &mask, 64ul, 0u);
     }
     return at;
-}
-
-void kp_host_touch(void *at, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += PAGE) ((volatile char *)at)[i] = 0;
 }
 
 void kp_host_unmap(void *at, size_t bytes) { munmap(at, bytes); }

@@ -81,6 +81,7 @@ static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
     rc = kp_lane_drain(&lane, p->until_ns); /* an earlier pass may have left copies under way */
     if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, send_out);
     while (rc == CUDA_SUCCESS && lane.count) rc = land_out(p, &lane);
+    if (rc != CUDA_SUCCESS) kp_arena_expect(0);
     if (rc != CUDA_SUCCESS && kp_lane_drain(&lane, kp_now_ns() + KP_GRACE_NS) == CUDA_SUCCESS) forget_unfinished(p, ctx);
     kp_lane_close(&lane);
     return rc;
@@ -145,7 +146,9 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
         kp_pass_end(&p);
         return;
     }
+    kp_arena_expect(host_need(&p));
     for (size_t i = 0; i < p.context_count && rc == CUDA_SUCCESS; i++) rc = context_out(&p, p.contexts[i]);
+    kp_arena_expect(0);
     if (rc != CUDA_SUCCESS) {
         bool host = p.host_full;
         kp_pass_refuse(o, host ? "no-host-memory" : "driver",

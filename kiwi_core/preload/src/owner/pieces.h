@@ -29,6 +29,18 @@ uint64_t kp_arena_advance_bytes(void); /* returns the bytes of pieces that may b
 struct kp_piece *kp_piece_grow(size_t need); /* adds a pageable piece; NULL: not possible */
 struct kp_piece *kp_piece_of_size(size_t bytes);
 void kp_piece_count(struct kp_piece *p, bool pinned); /* records that p became pinned or pageable */
+
+/* ---- pages.c ---- */
+/* Has the system put pages behind the memory, whose contents may be lost. Returns false if the system has none: the
+ * memory must not be used then. */
+bool kp_pages_fault_in(char *at, size_t bytes);
+/* The following are for the pager thread. */
+/* Begins to fault in a range of memory, after the range before it is done. */
+void kp_pages_begin(char *at, size_t bytes);
+/* Waits until the pages of this part of the range are there. Returns false if the system has no memory for them. */
+bool kp_pages_await(const char *at, size_t bytes);
+void kp_pages_end(void); /* breaks off, and returns when no thread touches the range any more */
+
 void kp_pinning_wake(void);     /* wakes the background thread: a piece may have to be pinned or freed */
 
 #endif

@@ -62,8 +62,7 @@ uint64_t kp_arena_advance_bytes(void) { return allowed; }
 static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
     p->busy = true;
     pthread_mutex_unlock(&kp_arena_mu);
-    kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
-    bool ok = pin(p, true);
+    bool ok = kp_pages_fault_in(p->base, p->units * KP_ARENA_UNIT) && pin(p, true);
     pthread_mutex_lock(&kp_arena_mu);
     p->busy = false;
     if (ok) kp_piece_count(p, true);
