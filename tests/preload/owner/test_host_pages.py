@@ -6,12 +6,15 @@ import errno
 from typing import TYPE_CHECKING
 
 import pytest
+from cramped import limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cuda_processes import Worker
 
+HOST_RESERVE_BYTES = 256 << 20
+"""RAM that the arena leaves to others (arena.c)."""
 HELD = "held = [make(size, seed) for seed, size in enumerate((12 * MIB, 300_000, 20 * MIB))]"
 RSS = (
     "import re\n"
@@ -91,3 +94,16 @@ def test_only_pages_that_are_needed_are_faulted_in(program: Callable[..., Worker
     assert 4 << 20 <= p.get("arena_rss()") < 8 << 20
     assert p.get("back()") == "moved"
     p.do("same(*held); check()")
+
+
+def test_a_job_with_too_little_ram_keeps_its_memory_in_the_gpu(
+    program: Callable[..., Worker],
+) -> None:
+    """A group at its limit has a process killed that touches one more page."""
+    p = program()
+    p.do(HELD)
+    with limited(p.pid, HOST_RESERVE_BYTES + (20 << 20)):
+        assert p.get("out()").startswith("refused no-host-memory: ")
+        p.do("same(*held); check()")
+    with limited(p.pid, HOST_RESERVE_BYTES + (60 << 20)):
+        p.do("swap(); same(*held)")
