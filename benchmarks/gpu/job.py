@@ -6,8 +6,6 @@
     job.py driver|torch --bytes N --rounds N --cells N [--kiwi]    like a notebook: see cells()
     job.py add|matmul --side N --rounds N                   nvshare's published test programs
     job.py train  --rounds N                                a training loop; prints its losses
-    job.py steps|launches --rounds N                        many small launches: what a gate costs
-    job.py calls  --rounds N                                PyTorch's calls, each timed by itself
 
 The program prints JSON lines; the last one has the result. A round ends with a small copy to the
 host, as a training loop's ``loss.item()`` does, not with a bare synchronise, which kills a program
@@ -158,12 +156,12 @@ class Loop:
 def train(rounds: int) -> dict[str, Any]:
     """Run a deterministic training: the same libraries on the same GPU give losses equal to the
     last bit."""
-    step = _training_step()
+    step = training_step()
     losses = [step().hex() for _ in range(rounds)]
     return {"rounds": rounds, "losses": hashlib.sha256("".join(losses).encode()).hexdigest()}
 
 
-def _training_step(width: int = 2048, rows: int = 4096) -> Callable[[], float]:
+def training_step(width: int = 2048, rows: int = 4096) -> Callable[[], float]:
     import os
 
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -187,41 +185,10 @@ def _training_step(width: int = 2048, rows: int = 4096) -> Callable[[], float]:
     return step
 
 
-def steps(rounds: int) -> dict[str, Any]:
-    """Train a model so small that the GPU waits for launches: the worst case for a gate."""
-    return _timed(_training_step(width=64, rows=256), rounds)
-
-
-def launches(rounds: int) -> dict[str, Any]:
-    """Do the same with driver calls, for a machine without PyTorch."""
-    job = DriverWork(1 << 24)
-
-    def step() -> None:
-        for _ in range(100):
-            check(job.cu.cuMemsetD8Async(job.scratch, 1, 64, 0))
-        check(job.cu.cuMemcpyDtoH(bytearray(16), job.scratch, 16))
-
-    return _timed(step, rounds)
-
-
-def _timed(step: Callable[[], object], rounds: int) -> dict[str, Any]:
-    for _ in range(max(3, rounds // 10)):
-        step()
-    took_s = []
-    for _ in range(rounds):
-        began_s = time.perf_counter()
-        step()
-        took_s.append(time.perf_counter() - began_s)
-    return {
-        "rounds": rounds,
-        "median_s": statistics.median(took_s),
-        "late_s": statistics.median(took_s[-max(1, rounds // 3) :]),
-    }
-
-
-def calls(rounds: int) -> dict[str, Any]:
-    """Time PyTorch's calls one kind at a time: the median of ``rounds`` runs of each, in seconds a
-    call. Launches run ahead of the GPU, so their run is short and a wait follows, untimed."""
+def call_times(rounds: int) -> dict[str, float]:
+    """Time PyTorch's calls one kind at a time, for zygote.py. Return the median of ``rounds`` runs
+    of each, in seconds a call. Launches run ahead of the GPU, so their run is short and a wait
+    follows, untimed."""
     import torch
 
     small, large = torch.zeros(64, device="cuda"), torch.zeros(1 << 24, device="cuda")
@@ -246,7 +213,7 @@ def calls(rounds: int) -> dict[str, Any]:
             runs.append((time.perf_counter() - began_s) / 100)
             torch.cuda.synchronize()
         found[name] = statistics.median(runs)
-    return {"calls": found}
+    return found
 
 
 class Turns:
@@ -350,18 +317,15 @@ def ballast(args: argparse.Namespace) -> dict[str, Any]:
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     if args.kind in ("hold", "ballast"):
         return {"hold": hold, "ballast": ballast}[args.kind](args)
-    loops = {"train": train, "steps": steps, "launches": launches, "calls": calls}
-    if args.kind in loops:
-        return loops[args.kind](args.rounds)
+    if args.kind == "train":
+        return train(args.rounds)
     if args.kind in ("add", "matmul"):
         return work(lambda _size: Loop(args.kind, args.side), args)
     make = DriverWork if args.kind == "driver" else TorchWork
     return cells(make, args) if args.cells else work(make, args)
 
 
-KINDS = (
-    "driver", "torch", "add", "matmul", "train", "steps", "launches", "calls", "hold", "ballast",
-)  # fmt: skip
+KINDS = ("driver", "torch", "add", "matmul", "train", "hold", "ballast")
 
 
 def main() -> int:
