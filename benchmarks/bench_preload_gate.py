@@ -10,7 +10,6 @@ than on a GPU; the library's own cost is the same.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 from common import Samples, arguments, machine, report, table, target
 
 from kiwi_core import compiled, emulator, preload
+from tests.support.instructions import costs
 from tests.support.preload_world import PROGRAMS
 
 LIMIT = 1.01
@@ -34,26 +34,7 @@ FROM_PYTHON = {
     "python": "cuLaunchKernel from Python",
     "python-wait": "the same, each followed by cuStreamSynchronize",
 }
-PYTHON = """
-import sys, time
-from cuda.bindings import driver
-def ck(r):
-    assert r[0] == 0, r
-    return r[1] if len(r) > 1 else None
-ck(driver.cuInit(0)); ck(driver.cuCtxSetCurrent(ck(driver.cuDevicePrimaryCtxRetain(0))))
-p, s = ck(driver.cuMemAlloc(4096)), ck(driver.cuStreamCreate(1))
-m = ck(driver.cuModuleLoadData(b"kiwi-emulated-module\\0"))
-f = ck(driver.cuModuleGetFunction(m, b"fill_u32"))
-import ctypes
-args = ((p, 1, 7), (None, ctypes.c_uint64, ctypes.c_uint32)); n = int(sys.argv[2])
-every = 1 if sys.argv[1] == "python-wait" else 64
-began = time.thread_time_ns()
-for i in range(n):
-    driver.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, args, 0)
-    if i % every == every - 1: ck(driver.cuStreamSynchronize(s))
-ck(driver.cuStreamSynchronize(s))
-print((time.thread_time_ns() - began) / n)
-"""
+LAUNCHES_PER_WAIT = {"python": 64, "python-wait": 1}
 
 
 class Programs:
@@ -79,15 +60,14 @@ class Programs:
 
     def _collected(self, call: str, count: int, how: str) -> tuple[int, int]:
         profile = self._c.with_name("callgrind.out")
-        valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={profile}"]
-        self._run([*valgrind, "--toggle-collect=main", *self._command(call, count)], how)
-        costs = costs_by_object(profile.read_text().splitlines())
-        library = sum(cost for name, cost in costs.items() if name.endswith(preload.NAME))
-        return sum(costs.values()), library
+        found = costs(self._command(call, count), self._environments[how], profile)
+        library = sum(cost for name, cost in found.items() if name.endswith(preload.NAME))
+        return sum(found.values()), library
 
     def _command(self, call: str, count: int) -> list[str]:
         if call in FROM_PYTHON:
-            return [sys.executable, "-c", PYTHON, call, str(count)]
+            launches = str(PROGRAMS / "launches.py")
+            return [sys.executable, launches, str(count), str(LAUNCHES_PER_WAIT[call])]
         return [str(self._c), call, str(count)]
 
     def _run(self, command: list[str], how: str) -> subprocess.CompletedProcess[str]:
@@ -99,27 +79,6 @@ class Programs:
             check=True,
             timeout=600,
         )
-
-
-def costs_by_object(lines: list[str]) -> dict[str, int]:
-    """Return instructions by shared object, from a callgrind profile. The line below a ``calls=``
-    line belongs to the callee, and is counted there."""
-    names: dict[str, str] = {}
-    costs: dict[str, int] = {}
-    here, skip = "", False
-    for line in lines:
-        if found := re.match(r"ob=(\(\d+\))(?: (.*))?", line):
-            names.setdefault(found[1], found[2] or "")
-            here = names[found[1]]
-        elif found := re.match(r"cob=(\(\d+\)) (.+)", line):
-            names.setdefault(found[1], found[2])
-        elif line.startswith("calls="):
-            skip = True
-        elif found := re.match(r"[+\-*]?\d*(?: [+\-*]?\d+)* (\d+)$", line):
-            if not skip:
-                costs[here] = costs.get(here, 0) + int(found[1])
-            skip = False
-    return costs
 
 
 def measure(programs: Programs, call: str, count: int, rounds: int) -> dict[str, Any]:

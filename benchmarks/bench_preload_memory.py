@@ -16,11 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench_preload_gate import costs_by_object
 from common import ROOT, arguments, machine, report, table
 
 from kiwi_core import compiled, emulator, preload
+from tests.support.instructions import costs
 from tests.support.preload_world import World
+from tests.support.tested_library import tested_library
 
 KIB, MIB = 1 << 10, 1 << 20
 SUPPORT = ROOT / "tests" / "support"
@@ -45,7 +46,7 @@ def mixes() -> dict[str, list[int]]:
 
 def memory(directory: Path) -> list[dict[str, Any]]:
     rows = []
-    world = World(directory, preload.library(), "1x512MiB")
+    world = World(directory, tested_library(), "1x512MiB")
     program = world.worker("init(); from owner_calls import *", PYTHONPATH=str(SUPPORT))
     try:
         for name, sizes in mixes().items():
@@ -71,20 +72,17 @@ def instructions(directory: Path, size: int, count: int) -> float:
     plain = dict(os.environ) | emulator.environment(directory / "gpus", emulator.build())
     plain |= {"KIWI_SOCKET_DIR": str(directory / "no-daemon")}
     loaded = plain | preload.environment(preload.library(), before=plain)
-    costs = []
-    for n in (count, 3 * count):
-        profile = directory / f"callgrind-{n}"
-        valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={profile}"]
-        subprocess.run(
-            [*valgrind, "--toggle-collect=main", str(program), str(size), str(n)],
-            env=loaded,
-            check=True,
-            capture_output=True,
-            timeout=600,
+    few, many = (
+        sum(
+            cost
+            for name, cost in costs(
+                [str(program), str(size), str(n)], loaded, directory / f"callgrind-{n}"
+            ).items()
+            if name.endswith(preload.NAME)
         )
-        by_object = costs_by_object(profile.read_text().splitlines())
-        costs.append(sum(c for name, c in by_object.items() if name.endswith(preload.NAME)))
-    return (costs[1] - costs[0]) / (2 * count)
+        for n in (count, 3 * count)
+    )
+    return (many - few) / (2 * count)
 
 
 def main() -> None:
