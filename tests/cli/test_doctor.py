@@ -258,6 +258,26 @@ def test_disk_room(tmp_path):
     assert memory.existing(tmp_path / "not" / "yet") == tmp_path
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("[always] madvise never\n", "always; Kiwi's library and the driver get them"),
+        ("always [madvise] never\n", "madvise; Kiwi's library asks for them"),
+        ("always madvise [never]\n", "never; neither"),
+        (None, "not known; it is not known who gets them here"),
+    ],
+)
+def test_huge_pages_are_told_without_advice(tmp_path, setting, words):
+    """What they do for a real driver is not measured yet."""
+    file = tmp_path / memory.TRANSPARENT_HUGE_PAGES
+    file.parent.mkdir(parents=True)
+    if setting is not None:
+        file.write_text(setting)
+    found = memory.huge_pages(tmp_path)
+    assert (found.level, found.remedy) == (Level.OK, "")
+    assert words in found.text
+
+
 def test_shared_memory_is_no_disk_for_journals(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "SHARED_MEMORY", tmp_path)
     (found,) = [one for one in memory.check([], [tmp_path.parent]) if str(tmp_path) in one.text]

@@ -1,5 +1,5 @@
-"""Checks of system RAM against the GPUs' memory, of room on the disks that Kiwi writes to, and of
-room in ``/dev/shm``."""
+"""Checks of system RAM against the GPUs' memory, of its huge pages, of room on the disks that Kiwi
+writes to, and of room in ``/dev/shm``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ SHARED_MEMORY_MIN_BYTES: Final = 128 * MIB
 """Twice what Docker gives to a container by default. That default is too small for programs that
 exchange tensors between processes: PyTorch's data loaders end with a bus error."""
 
+TRANSPARENT_HUGE_PAGES: Final = "sys/kernel/mm/transparent_hugepage/enabled"
+HUGE_PAGES_GIVEN: Final = {
+    "always": "Kiwi's library and the driver get them",
+    "madvise": "Kiwi's library asks for them and gets them, the driver only if it asks",
+    "never": "neither Kiwi's library nor the driver gets them",
+}
+"""What each setting means for paged-out memory."""
+
 DISK_MIN_BYTES: Final = 2 * DEFAULTS.journal_max_bytes
 """Room for a journal and the one before it, for one GPU."""
 
@@ -37,6 +45,7 @@ def check(gpus: Sequence[GpuInfo], directories: Sequence[Path]) -> Iterator[Find
             f"{format_bytes(physical_bytes)} RAM",
         )
     yield budget(memory.available_bytes, host.host_budget_bytes(DEFAULTS.host_reserve_bytes), gpus)
+    yield huge_pages()
     for directory in dict.fromkeys(existing(one) for one in directories):
         yield disk(directory, shutil.disk_usage(directory).free)
     if SHARED_MEMORY.exists():
@@ -56,6 +65,18 @@ def budget(available_bytes: int, budget_bytes: int, gpus: Sequence[GpuInfo]) -> 
         "that cannot be moved out, so others wait until its cell ends.",
         "Give the machine (or the container's cgroup) more memory, or keep notebooks smaller.",
     )
+
+
+def huge_pages(root: Path = Path("/")) -> Finding:
+    """Say what the machine gives to memory that goes out of a GPU. ``root`` holds ``/sys``; tests
+    pass another."""
+    try:
+        words = (root / TRANSPARENT_HUGE_PAGES).read_text().split()
+    except OSError:
+        words = []
+    chosen = next((word.strip("[]") for word in words if word.startswith("[")), "")
+    given = HUGE_PAGES_GIVEN.get(chosen, "it is not known who gets them here")
+    return ok("huge pages", f"transparent huge pages: {chosen or 'not known'}; {given}")
 
 
 def disk(directory: Path, free_bytes: int) -> Finding:
