@@ -24,9 +24,14 @@ class BlockingPager:
 
     def __init__(self, gpu_uuid: str) -> None:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="pager", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pager", daemon=True)
+        self._thread.start()
         self._movers = MoverPool()
-        self._pager = self._run(self._started(gpu_uuid))
+        try:
+            self._pager = self._run(self._started(gpu_uuid))
+        except BaseException:
+            self.close()
+            raise
 
     def page_out(self, target: Target, deadline_ns: int) -> Outcome:
         return self._run(self._pager.page_out(target, deadline_ns))
@@ -37,6 +42,8 @@ class BlockingPager:
     def close(self) -> None:
         self._run(self._movers.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     async def _started(self, gpu_uuid: str) -> SessionPager:
         self._movers.start()

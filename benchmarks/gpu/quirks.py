@@ -36,6 +36,13 @@ def run(stage: Stage) -> None:
     book.summary()
 
 
+def run_nvml(stage: Stage) -> None:
+    """Run the probes of NVML's calls alone: do they wait while the driver has the process?"""
+    book = Book(stage)
+    book.group("nvml", 25, quirks_calls.nvml_calls)
+    book.summary()
+
+
 def run_dangerous(stage: Stage) -> None:
     """Run the dangerous probes, in about two minutes; the most important ones come first."""
     book = Book(stage)

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from callers import Caller
     from quirks_book import Book
 
+NVML = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo")
 HARMLESS = (
     "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemAlloc", "cuMemFree", "cuMemGetInfo", "cuMemsetD32",
     "cuLaunchKernel", "cuEventCreate", "cuEventRecord", "cuEventDestroy", "cuStreamCreate",
     "cuStreamDestroy", "cuModuleLoadData", "cuMemAllocHost", "cuDeviceGetAttribute",
     "cuCtxGetCurrent", "cuDevicePrimaryCtxRetain", "read_pinned", "launch_then_ctx_sync",
-    "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetMemoryInfo",
+    *NVML,
 )  # fmt: skip
 DEADLY = (
     "copy_then_stream_sync", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize",
@@ -58,6 +59,10 @@ class Probe:
 
 def _code(said: dict[str, Any]) -> str:
     return named(said["code"]) if said["code"] >= 0 else str(said.get("why"))
+
+
+def nvml_calls(book: Book, caller: Caller) -> None:
+    _in_batches(book, caller, NVML)
 
 
 def harmless_calls(book: Book, caller: Caller) -> None:

@@ -4,6 +4,7 @@
     python benchmarks/gpu/run_all.py FOLDER --set second      # sharing and speed
     python benchmarks/gpu/run_all.py FOLDER --set third       # notebooks; then what may break
     python benchmarks/gpu/run_all.py FOLDER --set fourth      # kills, and the project's tests
+    python benchmarks/gpu/run_all.py FOLDER --set fifth       # the library as the default pager
     python benchmarks/gpu/run_all.py FOLDER --only probe checkpoint
 
 Run it with the machine's own Python (the one with PyTorch) from a checkout. Nothing has to be

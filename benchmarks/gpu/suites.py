@@ -10,11 +10,13 @@ from stage import Skipped, Stage, in_a_log
 
 INPROCESS = "tests/gpu/inprocess"
 """The in-process pager with PyTorch, CuPy, JAX and Triton."""
+OWNER = "tests/preload/owner/test_real_gpu.py"
+"""The owner's memory, and what a program maps itself: away and back, with every byte."""
 GPU_TESTS = (
     "tests/bench/test_real.py",
     "tests/gpu",
     "tests/pager/test_real_gpu.py",
-    "tests/preload/owner/test_real_gpu.py",
+    OWNER,
 )
 """Suites, named one by one: others need packages (Jupyter, a browser) that a GPU machine lacks."""
 CONFORMANCE = "tests/conformance"
@@ -24,6 +26,10 @@ HANGS = "def test_hangs():\n    import time\n    time.sleep(10**6)\n"
 
 def gpu_tests(stage: Stage) -> None:
     _pytest(stage, *GPU_TESTS, f"--ignore={INPROCESS}", small="tests/gpu/test_host.py")
+
+
+def owner(stage: Stage) -> None:
+    _pytest(stage, OWNER, small="tests/preload/owner/test_ahead.py")
 
 
 def inprocess(stage: Stage) -> None:

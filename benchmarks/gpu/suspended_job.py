@@ -1,8 +1,9 @@
 """A deterministic loop like a training loop, for suspensions.py to suspend at random.
 
-    suspended_job.py driver|torch|cupy|jax --bytes N               rounds until its input ends
-    suspended_job.py driver|torch|cupy|jax --bytes N --marks A,B   A rounds, then B rounds, and ends
+    suspended_job.py KIND --bytes N               rounds until its input ends
+    suspended_job.py KIND --bytes N --marks A,B   A rounds, then B rounds, and ends
 
+KIND is driver, torch, expandable (PyTorch with expandable segments), cupy or jax.
 A round ends with a copy to the host, as in ``loss.item()``; with ``--synchronise`` a bare wait for
 the GPU follows. The program prints a JSON line when it is set up, and one at the end (at each
 mark): rounds, a digest of every round's result and of the final state, and whether the ballast of N
@@ -151,14 +152,45 @@ class Jax:
         return found
 
 
-LOOPS: dict[str, type[Any]] = {"driver": Driver, "torch": Torch, "cupy": Cupy, "jax": Jax}
+LOOPS: dict[str, type[Any]] = {
+    "driver": Driver, "torch": Torch, "expandable": Torch, "cupy": Cupy, "jax": Jax,
+}  # fmt: skip
+
+
+class Reading(threading.Thread):
+    """Reads NVML every second, as programs do that watch the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        import pynvml
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        self._device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self._began_s: float | None = None
+        self._longest_s = 0.0
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self._began_s = time.monotonic()
+            self._nvml.nvmlDeviceGetMemoryInfo(self._device)
+            self._longest_s, self._began_s = self.longest_s(), None
+            time.sleep(1.0)
+
+    def longest_s(self) -> float:
+        """Return how long the longest call took, one that is under way included."""
+        began_s = self._began_s
+        under_way_s = 0.0 if began_s is None else time.monotonic() - began_s
+        return round(max(self._longest_s, under_way_s), 3)
 
 
 class Run:
     """The rounds of a loop, hashed as they come."""
 
-    def __init__(self, kind: str, size: int, synchronise: bool) -> None:
-        self.ballast = BALLASTS[kind](size)
+    def __init__(self, kind: str, size: int, synchronise: bool, nvml: bool) -> None:
+        self.ballast = BALLASTS["torch" if kind == "expandable" else kind](size)
+        self.reading = Reading() if nvml else None
         self.ballast_was = said(self.ballast)["digest"]
         self.loop = LOOPS[kind](self.ballast)
         self.synchronise = synchronise
@@ -180,7 +212,13 @@ class Run:
         digest = self.results.copy()
         digest.update(self.loop.state())
         same = said(self.ballast)["digest"] == self.ballast_was
-        line = {"rounds": self.rounds, "digest": digest.hexdigest(), "ballast_same": same}
+        line: dict[str, Any] = {
+            "rounds": self.rounds,
+            "digest": digest.hexdigest(),
+            "ballast_same": same,
+        }
+        if self.reading is not None:
+            line["longest_nvml_s"] = self.reading.longest_s()
         print(json.dumps(line), flush=True)
 
 
@@ -212,17 +250,20 @@ def main() -> None:
     parser.add_argument("--marks", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--pace", type=float, default=0.0, metavar="S", help="rest after a round")
     parser.add_argument("--synchronise", action="store_true")
+    parser.add_argument("--nvml", action="store_true", help="read NVML every second")
     args = parser.parse_args()
     # The same bits each time: no kernel is chosen by measuring, no workspace by chance.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["JAX_PLATFORMS"] = "cuda"  # otherwise JAX would silently use the CPU
+    if args.kind == "expandable":
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     faulthandler.register(signal.SIGUSR1)  # shows where a job hangs
     # A program that is over its limit exits normally: on some drivers a restored process must not
     # be killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    run = Run(args.kind, args.bytes, args.synchronise)
+    run = Run(args.kind, args.bytes, args.synchronise, args.nvml)
     print(json.dumps({"ready": True}), flush=True)
     if args.marks:
         _to_marks(run, args.marks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 import threading
 import time
@@ -43,12 +44,16 @@ the same length has time for: under a daemon, and on the emulated driver."""
 @dataclass(frozen=True)
 class Way:
     """How jobs take turns: their pager, the GPU memory that a program outside leaves to them, the
-    ballast of each, and how often each is to be suspended."""
+    ballast of each, and how often each is to be suspended. ``kinds`` are the jobs, of which one may
+    come twice; ``most_s`` limits the time for the turns; ``words`` are for each job."""
 
     pager: str
+    kinds: tuple[str, ...]
     leave_bytes: int
     size_bytes: int
     wanted: int
+    most_s: float = 110.0
+    words: tuple[str, ...] = ()
 
 
 EMULATED_LEAVE_BYTES, EMULATED_BYTES = 96 * MIB, 48 * MIB
@@ -65,6 +70,8 @@ class Suspended:
     out_s: list[float] = field(default_factory=list)
     in_s: list[float] = field(default_factory=list)
     moved_bytes: int = 0
+    gb_s: dict[str, float] = field(default_factory=dict)
+    """Median of the last moves, each way."""
     refused: list[str] = field(default_factory=list)
     trouble: str = ""
     said: dict[str, Any] | None = None
@@ -75,6 +82,7 @@ class Suspended:
             if seconds:
                 found[f"mean_{name}_s"] = round(sum(seconds) / len(seconds), 4)
                 found[f"longest_{name}_s"] = round(max(seconds), 4)
+        found |= {f"{way}_gb_s": rate for way, rate in self.gb_s.items()}
         if self.refused:
             found["refused"] = self.refused
         return found
@@ -197,7 +205,10 @@ def under_a_daemon(stage: Stage, kinds: Sequence[str], seconds: float, way: Way)
     leave, size, count = way.leave_bytes, way.size_bytes, way.wanted
     if stage.emulated:
         leave, size, count = EMULATED_LEAVE_BYTES, EMULATED_BYTES, EMULATED_COUNT
-    jobs = [Suspended(kind, kind, wanted=count) for kind in kinds]
+    jobs = [
+        Suspended(kind, f"{kind}-2" if kind in kinds[:number] else kind, wanted=count)
+        for number, kind in enumerate(kinds)
+    ]
     if len(jobs) < 2:
         jobs.append(Suspended("driver", "partner", wanted=count))
     hog = stage.spawn([sys.executable, str(HERE / "quirks_target.py"), f"--hog={leave}"])
@@ -205,7 +216,9 @@ def under_a_daemon(stage: Stage, kinds: Sequence[str], seconds: float, way: Way)
         hog.line(within(stage, START_S))
         with daemon(stage, SET_UP_TQ_S, *SHORT_TURNS) as one:
             programs = [
-                one.run(job.name, command(job.kind, size, f"--pace={PACE_S}"), way.pager)
+                one.run(
+                    job.name, command(job.kind, size, f"--pace={PACE_S}", *way.words), way.pager
+                )
                 for job in jobs
             ]
             try:
@@ -255,6 +268,10 @@ def _look(one: Daemon, jobs: list[Suspended]) -> None:
             moves = [
                 s for s in status["swaps"] if s["session"] == session["id"] and s["seconds"] > 0
             ]
-            job.out_s = [s["seconds"] for s in moves if s["direction"] == "out"] or job.out_s
-            job.in_s = [s["seconds"] for s in moves if s["direction"] == "in"] or job.in_s
+            for way, known in (("out", job.out_s), ("in", job.in_s)):
+                mine = [s for s in moves if s["direction"] == way]
+                known[:] = [s["seconds"] for s in mine] or known
+                if mine:
+                    rates = [s["bytes_moved"] / s["seconds"] / 1e9 for s in mine]
+                    job.gb_s[way] = round(statistics.median(rates), 2)
             job.moved_bytes = sum(s["bytes_moved"] for s in moves) or job.moved_bytes

@@ -1,7 +1,8 @@
 """Parts of run_all.py: whether results are the same, to the last bit, after suspensions.
 
 Rows: ``checkpoint.KIND`` (``kiwi run``: the driver's checkpoint behind the gate) and
-``inprocess.KIND`` (``kiwi run --pager inprocess``), each taking turns under a daemon.
+``inprocess.KIND`` (``kiwi run --pager inprocess``), each taking turns under a daemon; ``many.KIND``
+and ``crowd.KIND`` are longer runs of the latter.
 ``run_dangerous`` suspends jobs from outside, with nothing before the driver: a synchronise call, or
 a library that asks for events in a thread of its own (JAX), kills a checkpointed process. Its rows
 say how the jobs end.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from callers import within
 from stage import GIB, MIB
@@ -26,25 +27,33 @@ from suspending import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stage import Program, Stage
 
-LIBRARIES = ("torch", "cupy", "jax")
-LEFT_TO_THE_DRIVER = {"inprocess": ("jax",)}
-"""JAX takes its memory by ``cuMemCreate``. Its moves, 11 s for each round of turns, left the others
-6 suspensions of 100."""
+KINDS = {"torch": "torch", "expandable": "torch", "cupy": "cupy", "jax": "jax"}
+"""Jobs by the package that each needs. ``expandable`` is PyTorch with expandable segments; these
+and JAX map their memory themselves."""
+FOUR = ("torch", "expandable", "cupy", "jax")
 SIZE, EMULATED_SIZE = 64 * MIB, 16 * MIB
 """Ballast of a job that is moved from outside: the fixed cost of a move dominates, not the
 bytes."""
 WAYS = {
-    "checkpoint": Way("checkpoint", leave_bytes=4 * GIB, size_bytes=512 * MIB, wanted=10),
-    "inprocess": Way("inprocess", leave_bytes=5 * GIB, size_bytes=2 * GIB, wanted=50),
-}
-"""What the pagers are given. Each job fits the rest of the GPU, its context of 0.6 GiB and the
-memory that its library keeps free included (JAX takes up to four times what it needs); the jobs
-together do not."""
-SHARE, MOST_S = 0.7, 110.0
-"""Share of the remaining time for the turns, and the most time. The undisturbed run, which does the
-same rounds without pauses, gets what remains."""
+    "checkpoint": Way("checkpoint", ("torch", "cupy", "jax"), 4 * GIB, 512 * MIB, wanted=10),
+    "inprocess": Way("inprocess", FOUR, 12 * GIB, 2 * GIB, wanted=50),
+    "many": Way("inprocess", FOUR, 12 * GIB, 2 * GIB, wanted=100, most_s=330.0),
+    "crowd": Way(
+        "inprocess", (*FOUR, "driver", "torch"), 12 * GIB, 2 * GIB, wanted=100, most_s=400.0,
+        words=("--nvml",),
+    ),
+}  # fmt: skip
+"""What the pagers are given. Each job fits the rest of the GPU, the contexts of all (0.6 GiB each)
+and the memory that its library keeps free included (JAX takes up to four times what it needs); the
+jobs together do not. Three of the crowd fill the GPU."""
+SHARE = 0.7
+"""Share of the remaining time for the turns, at most. The undisturbed run, which does the same
+rounds without pauses, gets what remains."""
+STANDSTILL_S = 5.0
 DANGEROUS_S, DANGEROUS_COUNT = 20.0, 20
 
 Found = dict[str, list[Suspended]]
@@ -58,24 +67,40 @@ def run_inprocess(stage: Stage) -> None:
     _in_turns(stage, "inprocess")
 
 
-def _in_turns(stage: Stage, pager: str) -> None:
-    kinds = _kinds(stage, pager)
-    if not kinds:
-        return
+def run_many(stage: Stage) -> None:
+    _in_turns(stage, "many")
+
+
+def run_crowd(stage: Stage) -> None:
+    """Run six programs, each of which reads NVML every second, as monitoring does."""
+    for job in _in_turns(stage, "crowd"):
+        if job.said:
+            longest_s = job.said["longest_nvml_s"]
+            stage.row(
+                f"crowd.{job.name}: longest call of NVML", longest_s, unit="s",
+                target=f"≤ {STANDSTILL_S:g} s", passed=longest_s <= STANDSTILL_S,
+            )  # fmt: skip
+
+
+def _in_turns(stage: Stage, name: str) -> list[Suspended]:
+    way, kinds = WAYS[name], _kinds(stage, name, WAYS[name].kinds)
     found: Found = {}
-    with stage.attempt(pager):
-        seconds = min(MOST_S, stage.left_s * SHARE)
-        found[pager] = under_a_daemon(stage, kinds, seconds, WAYS[pager])
-        for job in found[pager]:
-            _tell(stage, pager, job)
+    with stage.attempt(name):
+        seconds = min(way.most_s, stage.left_s * SHARE)
+        found[name] = under_a_daemon(stage, kinds, seconds, way)
+        for job in found[name]:
+            _tell(stage, name, job)
     with stage.attempt("undisturbed"):
         _compare(stage, found)
+    return found.get(name, [])
 
 
 def run_dangerous(stage: Stage) -> None:
     """Suspend jobs from outside that have no gate: loops as they are, then loops that wait for the
     GPU by a bare synchronise."""
-    kinds = ["driver"] if stage.emulated else ["driver", *_kinds(stage, "bare")]
+    kinds = ["driver"]
+    if not stage.emulated:
+        kinds += _kinds(stage, "bare", WAYS["checkpoint"].kinds)
     for name, words in (("bare", ()), ("synchronise", ("--synchronise",))):
         with stage.attempt(name):
             _outside(stage, name, kinds, words)
@@ -93,21 +118,18 @@ def _outside(stage: Stage, name: str, kinds: list[str], words: tuple[str, ...]) 
         stage.row(f"{name}.{one.job.kind}", ended, **one.job.figures())
 
 
-def _kinds(stage: Stage, name: str) -> list[str]:
-    """Return the kinds of jobs that can run here, with a row ``name.KIND`` for each that cannot."""
-    if stage.emulated:
-        _left_out(stage, name, LIBRARIES, "needs the CUDA runtime")
-        return ["driver"]
-    missing = [kind for kind in LIBRARIES if importlib.util.find_spec(kind) is None]
-    _left_out(stage, name, missing, "is not installed")
-    by_driver = [kind for kind in LEFT_TO_THE_DRIVER.get(name, ()) if kind not in missing]
-    _left_out(stage, name, by_driver, "takes memory that this pager leaves to the driver")
-    return [kind for kind in LIBRARIES if kind not in (*missing, *by_driver)] or ["driver"]
-
-
-def _left_out(stage: Stage, name: str, kinds: Any, why: str) -> None:
-    for kind in kinds:
-        stage.row(f"{name}.{kind}", f"left out: {kind} {why}")
+def _kinds(stage: Stage, name: str, wanted: Sequence[str]) -> list[str]:
+    """Return those of ``wanted`` that can run here, with a row ``name.KIND`` for each that
+    cannot."""
+    why = {}
+    for kind in wanted:
+        if kind in KINDS and stage.emulated:
+            why[kind] = "needs the CUDA runtime"
+        elif kind in KINDS and importlib.util.find_spec(KINDS[kind]) is None:
+            why[kind] = "is not installed"
+    for kind, words in why.items():
+        stage.row(f"{name}.{kind}", f"left out: {kind} {words}")
+    return [kind for kind in wanted if kind not in why] or ["driver"]
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -108,6 +108,19 @@ def test_the_readme_names_every_part_with_its_limit(script):
             assert any(f"{one.limit_s:g}" in row for row in rows), one.name
 
 
+def test_the_slots_in_the_readme_have_time_for_all_their_parts(script):
+    """The machine's facts come first, and take a few seconds; the last part gets what is left."""
+    plan = script[1]
+    text = (GPU.parent / "README.md").read_text()
+    slots = re.findall(r'/slot-(\d)" \\\n +--only ([\w ]+) --budget-seconds (\d+)', text)
+    assert [number for number, _, _ in slots] == ["1", "2", "3", "4"]
+    for number, names, budget in slots:
+        parts = [plan.PARTS[name] for name in names.split()]
+        before = plan.FACTS.least_s + sum(one.limit_s for one in parts[:-1])
+        assert before + parts[-1].least_s <= int(budget), number
+        assert int(budget) <= (540 if number == "1" else 570)
+
+
 def test_a_part_that_fails_leaves_its_rows_and_the_next_one_runs(script, run):
     run.script.write_text(HEAD + "row('first')\nif part == 'bad': raise RuntimeError('gone')")
     run.part(part(script, "bad"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -18,7 +19,9 @@ def test_results_are_identical_after_suspensions_by_both_pagers(stage, part, mon
     monkeypatch.setattr(part("suspending"), "EMULATED_COUNT", 3)
     suspensions.run(stage)
     suspensions.run_inprocess(stage)
-    for name in (f"{way}.{job}" for way in suspensions.WAYS for job in ("driver", "partner")):
+    for name in (
+        f"{way}.{job}" for way in ("checkpoint", "inprocess") for job in ("driver", "partner")
+    ):
         row = stage.rows[name]
         assert "identical" in row["value"], row
         assert row["passed"] is True
@@ -75,3 +78,40 @@ def test_a_wrong_result_fails_the_row(stage, part):
     job = suspended("torch", "torch", count=60, wanted=100, said=said)
     suspensions._judge(stage, "checkpoint", job, "as it should be")
     assert stage.rows["checkpoint.torch"]["passed"] is None
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+def test_a_crowd_says_how_long_nvml_took(stage, part, monkeypatch):
+    suspensions = part("suspensions")
+    monkeypatch.setattr(part("suspending"), "EMULATED_COUNT", 2)
+    suspensions.run_crowd(stage)
+    for job in ("driver", "partner"):
+        row = stage.rows[f"crowd.{job}"]
+        assert "identical" in row["value"], row
+        longest = stage.rows[f"crowd.{job}: longest call of NVML"]
+        assert longest["passed"] is (longest["value"] <= suspensions.STANDSTILL_S)
+
+
+def test_a_call_of_nvml_that_does_not_return_counts(part, monkeypatch):
+    job = part("suspended_job")
+    entered, release = threading.Event(), threading.Event()
+
+    class Nvml:
+        def nvmlInit(self):  # noqa: N802
+            pass
+
+        def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+            return index
+
+        def nvmlDeviceGetMemoryInfo(self, _device):  # noqa: N802
+            entered.set()
+            release.wait(60)
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    reading = job.Reading()
+    assert entered.wait(60)
+    first = reading.longest_s()
+    while reading.longest_s() <= first:
+        pass
+    release.set()
