@@ -313,6 +313,8 @@ static void *page(void *arg) {
         int64_t until = kp_now_ns() + 20ll * SECOND;
         bool faulty = rnd(&x) % 2;
         if (!out && rnd(&x) % 2) lease(kp_gate_is_armed(), &x);
+        /* Where nothing may be held in advance, a page-out needs new memory, whose pages several threads fault in. */
+        if (rnd(&x) % 3 == 0) kp_arena_allow(rnd(&x) % 2 ? 0 : UINT64_MAX);
         if (!out) {
             if (!kp_gate_close(until)) continue;
             kp_move_settle(until, &o);
