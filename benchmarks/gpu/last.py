@@ -129,7 +129,7 @@ def killed(stage: Stage) -> None:
     size = min(stage.size(0.6), SMALL_BYTES)
     with ExitStack() as stack:
         ballast(stage, size, stack)
-        command = calibrated(stage, "driver", size, 1.0 if stage.emulated else 3.0)
+        command = calibrated(stage, "driver", size, 3.0)
         alone = stage.run(command)["digest"]
         for pager in reversed(PAGERS):  # the default one first
             for victim in ("daemon", "program"):
