@@ -41,6 +41,7 @@ USERS = (
 )
 
 VMM = "tests/preload/owner/test_vmm.py"
+PAGES = "tests/preload/owner/test_host_pages.py"
 
 MUTATIONS = (
     # Room and turns
@@ -419,6 +420,25 @@ MUTATIONS = (
         "    p->stranded = !p->mover;\n",
         "",
         VMM,
+    ),
+    # Pages of new host memory
+    Mutation(
+        "kiwi_core/preload/src/owner/pages.c",
+        "    if (errno != EINVAL && errno != ENOSYS && errno != EPERM) return false;",
+        "",
+        PAGES,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/pages.c",
+        "    while (mine && !failed && there() < at + bytes) {",
+        "    while (false) {",
+        PAGES,
+    ),
+    Mutation(
+        "kiwi_core/preload/src/owner/arena.c",
+        "= (size_t)(used < all ? used : all);",
+        "= (size_t)all;",
+        PAGES,
     ),
     # The pool of movers
     Mutation(
