@@ -19,16 +19,14 @@
 #define CHUNK_BYTES ((size_t)64 << 20)
 
 static void all_of(char *at, size_t bytes) { /* by the library's threads */
-    kp_pages_begin(at, bytes);
-    if (!kp_pages_await(at, bytes)) exit(3);
+    if (!kp_pages_need(at, bytes, bytes)) exit(3);
     kp_pages_end();
 }
 
 static void copy_behind(char *at, const char *source, size_t bytes) {
-    kp_pages_begin(at, bytes);
     for (size_t done = 0; done < bytes; done += CHUNK_BYTES) {
         size_t n = bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES;
-        if (!kp_pages_await(at + done, n)) exit(3);
+        if (!kp_pages_need(at + done, n, bytes - done)) exit(3);
         memcpy(at + done, source, n);
     }
     kp_pages_end();

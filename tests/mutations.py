@@ -430,14 +430,14 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/preload/src/owner/pages.c",
-        "    while (mine && !failed && there() < at + bytes) {",
+        "    while (!failed && there() < at + bytes) {",
         "    while (false) {",
         PAGES,
     ),
     Mutation(
         "kiwi_core/preload/src/owner/arena.c",
-        "= (size_t)(used < all ? used : all);",
-        "= (size_t)all;",
+        ".ahead = (size_t)(used < all ? used : all);",
+        ".ahead = (size_t)all;",
         PAGES,
     ),
     # The pool of movers

@@ -56,6 +56,16 @@ def test_a_page_that_cannot_be_had_refuses_the_page_out(
     p.do("swap(); same(*held)")
 
 
+def test_pages_that_could_not_be_had_are_asked_for_again(program: Callable[..., Worker]) -> None:
+    """Their piece of the arena stays, and looks like room."""
+    p = program()
+    p.do(HELD)
+    p.do("fault('pages', 0, -1)")
+    for _ in range(3):
+        assert p.get("out()").startswith("refused no-host-memory: ")
+    p.do("fault('pages', 0, 0); same(*held); swap(); same(*held); check()")
+
+
 def test_the_kernels_refusal_does_not_end_the_program(program: Callable[..., Worker]) -> None:
     """A thread that touched the page instead would be killed."""
     p = program()

@@ -80,7 +80,8 @@ static bool add_extent(struct kp_copy *copy, struct kp_piece *p, size_t start, s
     struct kp_extent *more = realloc(copy->extents, (copy->count + 1) * sizeof *more);
     if (!more) return false;
     copy->extents = more;
-    more[copy->count++] = (struct kp_extent){p->base + start * KP_ARENA_UNIT, n * KP_ARENA_UNIT, 0};
+    more[copy->count++] = (struct kp_extent){p->base + start * KP_ARENA_UNIT, n * KP_ARENA_UNIT,
+                                             p->pinned ? 0 : n * KP_ARENA_UNIT};
     expected -= expected < n * KP_ARENA_UNIT ? expected : n * KP_ARENA_UNIT;
     memset(&p->taken[start], 1, n);
     p->free_units -= n;
@@ -114,12 +115,12 @@ static void give(struct kp_copy *copy) {
     *copy = (struct kp_copy){0};
 }
 
-/* Takes from a piece that was just added. Its pages are faulted in as far as this pass will use them. */
+/* Takes from a piece that was just added, and from which the pass will go on to take. */
 static size_t take_from_new(struct kp_copy *copy, struct kp_piece *p, size_t want) {
     size_t got = p ? take_from(copy, p, false, want) : 0;
     if (!got) return 0;
     uint64_t used = got * KP_ARENA_UNIT + expected, all = p->units * KP_ARENA_UNIT;
-    copy->extents[copy->count - 1].untouched = (size_t)(used < all ? used : all);
+    copy->extents[copy->count - 1].ahead = (size_t)(used < all ? used : all);
     return got;
 }
 
@@ -143,8 +144,8 @@ bool kp_arena_take(struct kp_copy *copy, size_t bytes) {
     bool good = take(copy, bytes, false);
     for (unsigned i = 0; good && i < copy->count; i++) {
         struct kp_extent e = copy->extents[i];
-        if (e.untouched) kp_pages_begin(e.at, e.untouched);
-        good = kp_pages_await(e.at, e.bytes);
+        /* Not only in new pieces: of an older one some pages may never have been touched, or could not be had. */
+        good = !e.ahead || kp_pages_need(e.at, e.bytes, e.ahead);
     }
     if (good) return true;
     kp_pages_end();

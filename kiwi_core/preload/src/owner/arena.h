@@ -17,7 +17,7 @@
 struct kp_extent {
     char *at;
     size_t bytes;
-    size_t untouched; /* bytes from `at` on, perhaps beyond the extent, whose pages may not be there yet */
+    size_t ahead; /* bytes from `at` on that this pass will use, the extent's included; 0: it is pinned */
 };
 struct kp_copy { /* the host copy of a chunk */
     unsigned count;

@@ -81,9 +81,8 @@ static void finish(void) { /* mu held, released meanwhile */
     while (helpers) pthread_cond_wait(&changed, &mu);
 }
 
-void kp_pages_begin(char *at, size_t bytes) {
+static void begin(char *at, size_t bytes) { /* mu held, released meanwhile */
     int wanted = (int)((bytes - 1) / STRIPE_BYTES), spare = spare_processors();
-    pthread_mutex_lock(&mu);
     finish(); /* all of the range before this one is wanted, too */
     from = next = at;
     to = end = at + bytes;
@@ -91,17 +90,16 @@ void kp_pages_begin(char *at, size_t bytes) {
     failed = false;
     if (spare < wanted) wanted = spare;
     while (helpers < wanted && kp_start_thread(help)) helpers++;
-    pthread_mutex_unlock(&mu);
 }
 
-bool kp_pages_await(const char *at, size_t bytes) {
+bool kp_pages_need(char *at, size_t bytes, size_t ahead) {
     pthread_mutex_lock(&mu);
-    bool mine = at >= from && at < to;
-    while (mine && !failed && there() < at + bytes) {
+    if (at < from || at + bytes > to) begin(at, ahead);
+    while (!failed && there() < at + bytes) {
         if (next < end) work(0);
         else pthread_cond_wait(&changed, &mu);
     }
-    bool good = !mine || !failed;
+    bool good = !failed;
     pthread_mutex_unlock(&mu);
     return good;
 }

@@ -34,12 +34,11 @@ void kp_piece_count(struct kp_piece *p, bool pinned); /* records that p became p
 /* Has the system put pages behind the memory, whose contents may be lost. Returns false if the system has none: the
  * memory must not be used then. */
 bool kp_pages_fault_in(char *at, size_t bytes);
-/* The following are for the pager thread. */
-/* Begins to fault in a range of memory, after the range before it is done. */
-void kp_pages_begin(char *at, size_t bytes);
-/* Waits until the pages of this part of the range are there. Returns false if the system has no memory for them. */
-bool kp_pages_await(const char *at, size_t bytes);
-void kp_pages_end(void); /* breaks off, and returns when no thread touches the range any more */
+/* Waits until the pages of this memory are there. Pages of `ahead` bytes from `at` on are faulted in meanwhile and
+ * afterwards, until they are there or kp_pages_end is called. Returns false if the system has no memory for them. For
+ * the pager thread, as is the next one. */
+bool kp_pages_need(char *at, size_t bytes, size_t ahead);
+void kp_pages_end(void); /* breaks off, and returns when no thread touches these pages any more */
 
 void kp_pinning_wake(void);     /* wakes the background thread: a piece may have to be pinned or freed */
 
