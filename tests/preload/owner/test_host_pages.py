@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from cramped import limited
 
+from kiwi_core import emulator
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cuda_processes import Worker
+    from preload_world import World
 
 HOST_RESERVE_BYTES = 256 << 20
 """RAM that the arena leaves to others (arena.c)."""
@@ -95,11 +98,16 @@ def test_a_kernel_that_does_not_know_how_has_its_pages_touched(
     p.do("swap(); same(*held)")
 
 
-def test_only_pages_that_are_needed_are_faulted_in(program: Callable[..., Worker]) -> None:
-    """A piece of the arena is larger than what a small program has."""
+def test_only_pages_that_are_needed_are_faulted_in(
+    program: Callable[..., Worker], world: World
+) -> None:
+    """A piece of the arena is larger than what a small program has. Its copies take so long that
+    the threads have time for all of the piece."""
     p = program()
     p.do(RSS + "held = [make(2 * MIB, 1), make(2 * MIB, 2)]")
+    emulator.set_copy_bandwidth(world.state, 32 << 20)
     assert p.get("out()") == "moved"
+    emulator.set_copy_bandwidth(world.state, 0)
     assert p.get("arena()['pageable']") >= 8 << 20
     assert 4 << 20 <= p.get("arena_rss()") < 8 << 20
     assert p.get("back()") == "moved"
