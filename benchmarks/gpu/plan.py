@@ -97,6 +97,7 @@ FIFTH = (
         "gate", "gate:run", "What does Kiwi cost a step whose GPU waits for launches?", 60, 225,
         ("torch",),
     ),
+    Part("prove", "proof:run", "Does this machine prove itself for Kiwi's library?", 15, 70),
     Part("questions", "questions:run", "Small questions on which later steps depend.", 10, 45),
     Part(
         "nvml", "quirks:run_nvml",

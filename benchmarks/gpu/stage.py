@@ -307,7 +307,9 @@ class Daemon:
         self.env = stage.env | {
             "KIWI_SOCKET_DIR": str(directory), "KIWI_STATE_DIR": str(directory / "state"),
         }  # fmt: skip
-        words = ["--gpu", stage.uuid, "--tq", str(tq_s), "--socket-dir", str(directory), *options]
+        # A machine that proves itself meanwhile would disturb what is measured.
+        words = ["--gpu", stage.uuid, "--tq", str(tq_s), "--pager", "checkpoint"]
+        words += ["--socket-dir", str(directory), *options]
         self.process = subprocess.Popen(
             kiwi("daemon", *words), env=self.env, cwd=directory, stdin=subprocess.DEVNULL
         )
