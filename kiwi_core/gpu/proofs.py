@@ -1,7 +1,7 @@
 """What a machine has proven: that Kiwi's library moves memory there without losing a byte.
 
-A proof holds for a model of GPU, a version of the driver, and a build of Kiwi's library. It lies in
-the user's cache: it outlasts daemons and restarts, and whoever could forge it there could replace
+A proof holds for a model of GPU, a version of the driver, and the sources of Kiwi's library. It
+lies in the user's cache: it outlasts daemons and restarts, and whoever could forge it there could replace
 the library, too. An emulated GPU proves the library, and nothing about any driver.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 
 from kiwi_core import __version__, compiled
 from kiwi_core.emulator import ENV_STATE
-from kiwi_core.preload import ready
+from kiwi_core.preload.ready import sources_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,8 +57,6 @@ def load(gpu: str, driver: str) -> Proof | None:
     """Return the proof for this model, driver and library; ``None``: there is none, or it cannot
     be read."""
     path = _path(gpu, driver)
-    if path is None:
-        return None
     with suppress(OSError, msgspec.MsgspecError):
         compiled.check_owner(path.parent)
         with path.open("rb") as file:
@@ -69,8 +67,6 @@ def load(gpu: str, driver: str) -> Proof | None:
 def save(proof: Proof) -> None:
     """Store a proof for ``load``. Raise ``OSError``."""
     path = _path(proof.gpu, proof.driver)
-    if path is None:
-        raise FileNotFoundError("Kiwi's library has not been compiled")
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     compiled.check_owner(path.parent)
     beside = path.with_suffix(f".{os.getpid()}")
@@ -81,13 +77,6 @@ def save(proof: Proof) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _path(gpu: str, driver: str) -> Path | None:
-    library = ready.find()
-    if library is None:
-        return None
-    digest = hashlib.sha256(f"{gpu}\n{driver}\n".encode())
-    try:
-        digest.update(library.read_bytes())
-    except OSError:
-        return None
+def _path(gpu: str, driver: str) -> Path:
+    digest = hashlib.sha256(f"{gpu}\n{driver}\n{__version__}\n{sources_digest()}".encode())
     return compiled.default_cache_dir() / "proofs" / f"{digest.hexdigest()[:20]}.json"

@@ -8,6 +8,7 @@ pointer. Run as a module, this file calls ``ensure`` with low priority.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from contextlib import suppress
@@ -48,6 +49,16 @@ def ensure() -> Path:
             beside.symlink_to(library)
             beside.rename(pointer)
     return library
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Return a digest of the library's sources: the same whatever compiler and header built it."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in _paths.SOURCES.rglob("*") if path.is_file()):
+        digest.update(path.relative_to(_paths.SOURCES).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _pointer() -> Path:

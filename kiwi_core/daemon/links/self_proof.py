@@ -86,11 +86,14 @@ class SelfProof:
             self.proof = found
 
     async def _await_idle(self) -> None:
-        since_s = self._loop.time()
-        while self._loop.time() - since_s < IDLE_S:
+        since_s = looked_s = self._loop.time()
+        while self.proof is None and self._loop.time() - since_s < IDLE_S:
             await asyncio.sleep(LOOK_S)
             if not self._idle():
                 since_s = self._loop.time()
+            if self._loop.time() - looked_s > KNOWN_LOOK_S:  # somebody else may have proven it
+                looked_s = self._loop.time()
+                self._load()
         self._load()
 
     async def _prove(self) -> None:
