@@ -177,6 +177,15 @@ class Config:
     """How long memory that was used or brought back is not paged out for a hint: users go back and
     forth between two notebooks within seconds. So there is at most one swap in ten seconds."""
 
+    residue_idle_ns: int = 600 * NS_PER_S
+    """How long a session idles before the driver takes its contexts early, if the contexts of all
+    that are out take too much of the GPU: by then its user is not there."""
+
+    residue_pause_ns: int = 10 * NS_PER_S
+    """How long contexts that the driver has taken stay out at least, unless a call is known to wait
+    for them: moving them takes it half a second each way, so that is at most a tenth of the time.
+    """
+
     request_max_bytes: int = 64 * KIB
     """Longest line that a client may send; HTTP servers take 8–64 KiB. ``kiwi_core.peer_limits``
     has what the connections of a user, and of all users, may make a daemon hold together."""

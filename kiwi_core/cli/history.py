@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from kiwi_core.sched.actions import EndSession, PageIn, PageOut
+from kiwi_core.sched.actions import BringResidueBack, EndSession, PageIn, PageOut
 from kiwi_core.sched.events import PagedIn as PagedInEvent
 from kiwi_core.sched.events import PagedOut as PagedOutEvent
+from kiwi_core.sched.events import ResidueBack
 from kiwi_core.sched.model.happenings import HOLDS, StretchEnded
 from kiwi_core.sched.replay import MovedBytes
 from kiwi_core.states import HistoryKind
@@ -109,7 +110,7 @@ class Historian:
 
     def _note_operations(self, entry: JournalEntry) -> None:
         for action in entry.actions:
-            if isinstance(action, (PageOut, PageIn)):
+            if isinstance(action, (PageOut, PageIn, BringResidueBack)):
                 self._operations[action.op] = action.session
             elif isinstance(action, EndSession):
                 end = HistoryEnd(
@@ -117,7 +118,9 @@ class Historian:
                 )
                 self.run.ended.append(end)
         event = entry.event
-        if isinstance(event, (PagedOutEvent, PagedInEvent)):
+        if isinstance(event, ResidueBack):
+            self._moved_bytes.of(SessionId(self._operations.pop(event.op, "?")), event)
+        elif isinstance(event, (PagedOutEvent, PagedInEvent)):
             session = self._operations.pop(event.op, "?")
             self.run.moves.append(
                 Move(

@@ -38,6 +38,7 @@ QUIRKS: dict[str, int] = {
     "questions_pass": 1 << 15,
     "checkpoint_needs_room": 1 << 16,
     "no_process_sizes": 1 << 17,
+    "nvml_waits": 1 << 18,
 }
 """The bits of ``enum ke_quirk``.
 
@@ -66,12 +67,13 @@ QUIRKS: dict[str, int] = {
 - ``checkpoint_needs_room``: a checkpoint answers OUT_OF_MEMORY while less than 2 MiB of the GPU
   is free (on GPUs below 128 MiB: less than 1/64 of it). The process works on, but every later
   checkpoint of it answers UNKNOWN.
+- ``nvml_waits``: NVML calls of the target wait while it is locked or checkpointed.
 """
 
 _ON_ALL = (
     "sync_crashes", "query_crashes", "state_waits", "missing_is_os_error", "failed_restore_keeps",
     "hidden_overhead", "unmap_does_not_wait", "streams_cost", "broken_stays", "memory_info_fails",
-    "questions_pass", "checkpoint_needs_room",
+    "questions_pass", "checkpoint_needs_room", "nvml_waits",
 )  # fmt: skip
 
 

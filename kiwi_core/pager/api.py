@@ -120,6 +120,9 @@ class Observation:
     ask the driver about it, because the driver does not answer before the process goes on. Empty:
     all run.
     """
+    taken_bytes: int = 0
+    """What the driver has taken of what libraries, which have their memory out, had left in the
+    GPU."""
 
 
 class Pager(Protocol):
@@ -144,6 +147,12 @@ class Pager(Protocol):
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Bring back and resume. Checks free GPU memory first and never starts a restore that
         might fail for lack of room (such a failure is permanent in the driver)."""
+        ...
+
+    async def residue_in(self, target: Target, deadline_ns: int) -> Outcome:
+        """Bring back only what the driver has taken of what libraries had left in the GPU: mostly
+        contexts. Checks room in the same way. What the libraries have out stays out, and every
+        process that was suspended stays so."""
         ...
 
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:

@@ -147,6 +147,20 @@ class SessionOperation:
         self._parts.footprints.drop([one.ref for one in look])
         return self._moved(moved_bytes)
 
+    async def residue_in(self) -> Moved:
+        """Have the driver bring back what it has taken of the rest that libraries had left in the
+        GPU. What libraries have out stays out, and gates stay shut."""
+        look = await self._look()
+        residues = plan.residues(look)
+        reservation = self._performer.reservation(residues)
+        with self._parts.room.reserved(reservation):
+            moved_bytes = await self._performer.restore(plan.driver_in(residues), reservation)
+        await self._performer.unlock(residues)
+        self._performer.commit()
+        self._parts.footprints.drop([one.ref for one in residues])
+        await self._performer.end_yields(plan.end_yields(await self._look()))
+        return self._moved(moved_bytes)
+
     async def residues_out(self) -> Moved:
         """Let the driver take what libraries have left in the GPU, for another session's sake: not
         if it is being paged in."""

@@ -134,6 +134,12 @@ class Performer:
         outcomes = zip(steps, await self._ordered(steps), strict=False)
         return [step.process for step, outcome in outcomes if isinstance(outcome, Moved)]
 
+    async def end_yields(self, steps: Sequence[PlanStep]) -> None:
+        """Perform ``plan.end_yields``. A library that does not answer learns it with its next
+        order."""
+        await self._ordered(steps)
+        self._done = [step for step in self._done if step not in steps]
+
     async def _all(
         self, steps: Sequence[PlanStep], call: Callable[[PlanStep], Coroutine[Any, Any, _T]]
     ) -> list[_T]:

@@ -9,7 +9,7 @@ goes the other way (``libraries_in``, ``driver_in``, ``unlock``, ``libraries_in`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from kiwi_core.gpu.driver import CheckpointState
@@ -129,6 +129,35 @@ def gains(
     has = {one.ref: one.row_bytes for one in after}
     known = [(step.library, had.get(step.process.ref), has.get(step.process.ref)) for step in out]
     return [(library, a - b) for library, a, b in known if a is not None and b is not None]
+
+
+def taken(look: SessionLook) -> list[SessionProcess]:
+    """Return the processes of which the driver has what libraries had left in the GPU, while these
+    still have out what they own."""
+    held = (CheckpointState.LOCKED, CheckpointState.CHECKPOINTED)
+    return [
+        one
+        for one in look
+        if one.state in held and one.error is None and not one.stopped
+        if one.library is not None and one.library.owns and one.reported is Residency.PAGED_OUT
+    ]
+
+
+def residues(look: SessionLook) -> SessionLook:
+    """Return what the driver has ``taken`` as a look of its own, in which no library is ordered
+    anything."""
+    return replace(look, processes=tuple(replace(one, library=None) for one in taken(look)))
+
+
+def end_yields(look: SessionLook) -> list[PlanStep]:
+    """Have libraries that are out do the page-out that they have done: nothing moves, and they know
+    that the driver has let go of their processes."""
+    return [
+        PlanStep("page-out", one)
+        for one in look
+        if _by_library(one, Residency.PAGED_OUT) and one.library is not None
+        if one.library.owns and one.library.connected
+    ]
 
 
 def may_be_cleared(look: SessionLook) -> bool:

@@ -155,6 +155,9 @@ class SessionPager:
             await self._clear_residues(target, deadline_ns)
         return await self._run(target, deadline_ns, SessionOperation.page_in)
 
+    async def residue_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return await self._run(target, deadline_ns, SessionOperation.residue_in, SCRUBBED_NS)
+
     # --- observing ------------------------------------------------------------------------------
 
     async def observe(self, target: Target) -> Observation:
@@ -200,6 +203,7 @@ class SessionPager:
             allocated=any(report.held_bytes or report.paged_out_bytes for report in reports),
             unsized=any(ref not in {link.ref for link in links if link.connected} for ref in sizes),
             stopped=next((one.stopped for one in look if one.stopped), ""),
+            taken_bytes=sum(one.out_bytes or 0 for one in plan.taken(look)),
         )
 
     async def _nameless_sizes(self, look: SessionLook) -> Mapping[ProcessRef, int]:

@@ -23,6 +23,8 @@ WIDE_WORDS = 16
 WIDE_SLOTS = 48
 OTHER_SLOTS = 128
 """Number of such wrappers for functions that are not gated, or that the header lacks entirely."""
+NVML_SLOTS = 512
+"""Number of such wrappers for functions of NVML, which has about 390."""
 PREPROCESS_TIMEOUT_S = 120.0
 
 _SUFFIXES = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
@@ -193,7 +195,7 @@ def _symbols(found: list[Symbol], calls: dict[str, DriverCall], header: Header) 
     lines += [f"    KP_SYMBOLS = {len(found)},", f"    KP_CALLS = {len(calls)},"]
     spares = sum(not symbol.hooked for symbol in found)
     lines += [f"    KP_SPARES = {spares},", f"    KP_WIDES = {WIDE_SLOTS},"]
-    lines += [f"    KP_OTHERS = {OTHER_SLOTS},"]
+    lines += [f"    KP_OTHERS = {OTHER_SLOTS},", f"    KP_NVMLS = {NVML_SLOTS},"]
     lines += [f"    KP_HEADER_VERSION = {header.version},"]
     lines += [f"    COUNT_{kind.upper()} = {at}," for at, kind in enumerate(FOREIGN)]
     kinds = ", ".join(f"KP_FOREIGN_{kind.upper()}" for kind in FOREIGN)
@@ -228,6 +230,8 @@ def _wrappers(found: list[Symbol]) -> str:
             spare += 1
     lines += _wide("w", "kp_wides", "KP_GATED", WIDE_SLOTS)
     lines += _wide("o", "kp_others", "KP_OTHER", OTHER_SLOTS)
+    nvml = f"PASS_NVML({WIDE_WORDS}, kp_nvmls[{{}}].real)"
+    lines += [f"static W n{i}(D{WIDE_WORDS}) {{ {nvml.format(i)} }}" for i in range(NVML_SLOTS)]
     return "\n".join(lines) + "\n"
 
 
@@ -256,6 +260,8 @@ def _tables(found: list[Symbol], calls: dict[str, DriverCall]) -> str:
     table += [f"    {{(void *)w{i}, 0}}," for i in range(WIDE_SLOTS)]
     table += ["};", "struct kp_slot_ kp_others[KP_OTHERS] = {"]
     table += [f"    {{(void *)o{i}, 0}}," for i in range(OTHER_SLOTS)]
+    table += ["};", "struct kp_slot_ kp_nvmls[KP_NVMLS] = {"]
+    table += [f"    {{(void *)n{i}, 0}}," for i in range(NVML_SLOTS)]
     return "\n".join([*table, "};", ""])
 
 

@@ -9,8 +9,11 @@ an outcome event with the same ``op``:
 ``Resume``   ``Resumed`` · ``ResumeFailed``
 ``PageOut``  ``PagedOut`` · ``PageOutRefused`` · ``PageOutLost``
 ``PageIn``   ``PagedIn`` · ``PageInRefused`` · ``PageInLost``
+``Bring…``   ``ResidueBack`` · ``ResidueRefused`` · ``PageInLost``
 any of them  ``OperationOverdue`` first, if it takes too long
 ===========  ====================================================
+
+``Bring…`` is ``BringResidueBack``.
 """
 
 from __future__ import annotations
@@ -85,6 +88,14 @@ class PageIn(_Operation, frozen=True, kw_only=True):
     """GPU memory that the restore takes; the scheduler has reserved room for it."""
 
 
-Operation = Suspend | Resume | PageOut | PageIn
+class BringResidueBack(_Operation, frozen=True, kw_only=True):
+    """Have the driver bring back what a library had left in the GPU and the driver has taken since:
+    mostly contexts. What the library has out stays out, and the process stays suspended."""
+
+    need_bytes: int
+    """GPU memory that it takes; the scheduler has reserved room for it."""
+
+
+Operation = Suspend | Resume | PageOut | PageIn | BringResidueBack
 RoomAnswer = RoomMade | RoomDenied
-Action = Grant | Notify | RoomMade | RoomDenied | EndSession | Suspend | Resume | PageOut | PageIn
+Action = Grant | Notify | RoomMade | RoomDenied | EndSession | Operation

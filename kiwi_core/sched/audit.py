@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.actions import PageIn
+from kiwi_core.sched.actions import BringResidueBack, PageIn
 from kiwi_core.sched.model.derived import is_misplaced
 from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.operations import Doing
@@ -51,7 +51,11 @@ def _does(s: Session, doing: Doing) -> bool:
 def _claim_bytes(st: State, s: Session) -> int:
     """Return the GPU memory that ``s`` holds or is being paged in with. If it holds the lease, or
     is paged in to run, return at least its need, unless anti-thrash is off."""
-    claim = _footprint_bytes(s) if _does(s, Doing.PAGING_IN) else s.resident_bytes
+    claim = s.resident_bytes
+    if _does(s, Doing.PAGING_IN):
+        claim = _footprint_bytes(s)
+    elif _does(s, Doing.RESIDUE_IN):
+        claim += s.taken_bytes
     if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving or s.stuck:
         return claim
     comes_to_run = _does(s, Doing.PAGING_IN) and s.want is not Want.NONE
@@ -80,6 +84,8 @@ def _check_session(st: State, s: Session) -> None:
     where, runs = s.residency, s.want is Want.RUNNING
     out = where is Residency.PAGED_OUT
     _true(f"{s.id} has bytes in RAM but is {where}", out or not s.paged_out_bytes)
+    taken = s.taken_bytes or s.residue_wanted
+    _true(f"the driver has taken a part of {s.id}, which is {where}", out or not taken)
     _true(f"{s.id} runs but is {where}", not runs or where is Residency.RESIDENT)
     _true(f"{s.id} runs under an operation", s.want is not Want.RUNNING or s.op is None)
     _true(f"{s.id} is in mid-burst, not queued", not s.mid_burst or s.want is Want.QUEUED)
@@ -122,6 +128,8 @@ def _check_places(st: State) -> None:
     _equal("waiting partly in", set(st.waiting_partly_in), partly)
     _equal("waiting in", set(st.waiting_in), {s.id for s in waiting} - partly)
     _equal("misplaced", set(st.misplaced), {s.id for s in sessions if is_misplaced(s)})
+    taken = {s.id: s for s in sessions if s.taken_bytes or s.residue_wanted}
+    _equal("taken", dict(st.taken), taken)
     _equal("cramped", dict(st.cramped), {s.id: s for s in sessions if s.cramped_ns >= 0})
     _equal("stopped", st.stopped, {s.id for s in sessions if s.stopped})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
@@ -150,10 +158,15 @@ def _check_room(st: State) -> None:
     """Check that each page-in has room: when one is ordered, what is in the GPU and what all
     page-ins in progress add must fit. (Later a program outside may take the free memory, and the
     pager checks again.)"""
-    arrivals = [s for s in st.sessions.values() if _does(s, Doing.PAGING_IN)]
-    if not any(isinstance(action, PageIn) for action in st.actions):
+    comes = (Doing.PAGING_IN, Doing.RESIDUE_IN)
+    arrivals = [s for s in st.sessions.values() if s.op is not None and s.op.doing in comes]
+    if not any(isinstance(action, (PageIn, BringResidueBack)) for action in st.actions):
         return  # the GPU may have filled up since, even within the same nanosecond
-    added_bytes = sum(_footprint_bytes(s) - s.resident_bytes for s in arrivals)
+    _true("two come in at once", sum(not s.stuck for s in arrivals) <= 1)
+    added_bytes = sum(
+        s.taken_bytes if _does(s, Doing.RESIDUE_IN) else _footprint_bytes(s) - s.resident_bytes
+        for s in arrivals
+    )
     total_bytes = sum(s.resident_bytes for s in st.sessions.values()) + added_bytes
     _true("a page-in has no room", total_bytes <= st.capacity_bytes)
 

@@ -164,6 +164,13 @@ class UseExpected(_Event, frozen=True, kw_only=True):
     session: SessionId
 
 
+class ResidueWanted(_Event, frozen=True, kw_only=True):
+    """A call of the session's program, which needs no lease, waits for what the driver has taken of
+    its GPU memory (``MemoryObserved.taken``)."""
+
+    session: SessionId
+
+
 class RoomWanted(_Event, frozen=True, kw_only=True):
     """The session's program found no GPU memory for an allocation of ``bytes`` and waits for the
     answer to ``request`` (a number that the session uses for no other request meanwhile)."""
@@ -192,7 +199,8 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     whose bytes are only a share of what is in use, because nobody says what each program has;
     ``at_large`` those that have memory in the GPU and that the driver has not locked; ``owned``
     those in ``resident_bytes`` whose libraries own and move their memory; ``nowhere`` those that
-    have memory neither in the GPU nor anywhere else."""
+    have memory neither in the GPU nor anywhere else. ``taken`` has, for sessions whose libraries
+    have their memory out, what the driver has taken of the rest (contexts, mostly)."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
@@ -202,6 +210,7 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     at_large: list[SessionId] = []
     owned: list[SessionId] = []
     nowhere: list[SessionId] = []
+    taken: dict[SessionId, int] = {}
     began_ns: int | None = None
 
 
@@ -296,6 +305,23 @@ class PageInRefused(Outcome, frozen=True, kw_only=True):
 
 
 class PageInLost(Outcome, frozen=True, kw_only=True):
+    """Answers ``PageIn`` and ``BringResidueBack``: the contents are gone."""
+
+    detail: str = ""
+
+
+class ResidueBack(Outcome, frozen=True, kw_only=True):
+    """Answers ``BringResidueBack``: the driver has nothing of the session any more. What its
+    libraries have out is still out."""
+
+    moved_bytes: int
+    elapsed_ns: int
+
+
+class ResidueRefused(Outcome, frozen=True, kw_only=True):
+    """Answers ``BringResidueBack``: nothing changed; try again later."""
+
+    reason: Reason
     detail: str = ""
 
 
@@ -335,6 +361,7 @@ Event = (
     | SuspensionRequested
     | ResumptionRequested
     | UseExpected
+    | ResidueWanted
     | RoomWanted
     | RoomNoLongerWanted
     | MemoryObserved
@@ -350,6 +377,8 @@ Event = (
     | PagedIn
     | PageInRefused
     | PageInLost
+    | ResidueBack
+    | ResidueRefused
     | Resumed
     | ResumeFailed
     | OperationOverdue

@@ -17,6 +17,7 @@ from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import (
     Action,
+    BringResidueBack,
     EndSession,
     Grant,
     Notify,
@@ -122,9 +123,11 @@ class MovedBytes:
         self._out: dict[SessionId, int] = {}
         """Bytes that each session has in system RAM."""
 
-    def of(self, session: SessionId, event: ev.PagedOut | ev.PagedIn) -> int:
+    def of(self, session: SessionId, event: ev.PagedOut | ev.PagedIn | ev.ResidueBack) -> int:
         """Return how many bytes this move moved."""
         before_bytes = self._out.pop(session, 0)
+        if isinstance(event, ev.ResidueBack):
+            self._out[session] = max(0, before_bytes - event.moved_bytes)
         if not isinstance(event, ev.PagedOut):
             return event.moved_bytes
         self._out[session] = max(before_bytes, event.moved_bytes)
@@ -184,8 +187,8 @@ def describe_event(event: Event) -> str:
     """Return ``event`` in words; "" for memory observations and timers."""
     if isinstance(event, (ev.MemoryObserved, ev.DeadlinePassed)):
         return ""
-    if isinstance(event, (ev.PagedOut, ev.PagedIn)):
-        verb = "paged out" if isinstance(event, ev.PagedOut) else "paged in"
+    if isinstance(event, (ev.PagedOut, ev.PagedIn, ev.ResidueBack)):
+        verb = _MOVED[type(event)]
         took = _seconds(event.elapsed_ns)
         return f"#{event.op} {verb} {format_bytes(event.moved_bytes)} in {took}"
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
@@ -212,11 +215,18 @@ def describe_action(action: Action) -> str:
     return text + why
 
 
+_MOVED: Final[dict[type, str]] = {
+    ev.PagedOut: "paged out",
+    ev.PagedIn: "paged in",
+    ev.ResidueBack: "brought back the contexts:",
+}
+
 _ORDERS: Final[dict[type, str]] = {
     Suspend: "suspend",
     Resume: "resume",
     PageOut: "page out",
     PageIn: "page in",
+    BringResidueBack: "bring back the contexts of",
 }
 
 

@@ -22,6 +22,7 @@ from kiwi_core.sched.rules import (
     kept_out,
     observations,
     outcomes,
+    residues,
     unguarded_and_stopped,
 )
 from kiwi_core.sched.rules.settle import settle
@@ -46,6 +47,7 @@ _HANDLERS = {
     **outcomes.HANDLERS,
     **observations.HANDLERS,
     **hints.HANDLERS,
+    **residues.HANDLERS,
 }
 
 

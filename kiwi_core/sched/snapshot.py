@@ -32,6 +32,7 @@ _ACTIVITY = {
     Doing.RESUMING: "being resumed",
     Doing.PAGING_OUT: "its memory is moving out",
     Doing.PAGING_IN: "its memory is moving in",
+    Doing.RESIDUE_IN: "its contexts are coming back",
 }
 
 

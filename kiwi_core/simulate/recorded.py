@@ -220,7 +220,13 @@ class _Reader:
         if session is not None and computed and life is not None and life.asked_ns is not None:
             self._computing.add(session)
 
-    def reported(self, event: ev.Resumed | ev.ResumeFailed | ev.PageInRefused) -> None:
+    def residue_back(self, event: ev.ResidueBack) -> None:
+        session, _ = self._operations.get(event.op, (None, False))
+        if session is not None:
+            self._moved_bytes.of(session, event)
+        self._reported(event.op)
+
+    def reported(self, event: ev.Outcome) -> None:
         self._reported(event.op)
 
     def lost(self, event: ev.PageOutLost | ev.PageInLost) -> None:
@@ -294,6 +300,8 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     ev.PagedIn: _Reader.moved,
     ev.PageInRefused: _Reader.reported,
     ev.PageInLost: _Reader.lost,
+    ev.ResidueBack: _Reader.residue_back,
+    ev.ResidueRefused: _Reader.reported,
     ev.Resumed: _Reader.reported,
     ev.ResumeFailed: _Reader.reported,
 }

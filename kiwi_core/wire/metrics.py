@@ -21,7 +21,7 @@ WAIT_BOUNDS_S: Final = (
 """From "nobody noticed" over a swap and a quantum to a coffee break."""
 
 
-OPERATIONS: Final = ("suspend", "resume", "page-out", "page-in")
+OPERATIONS: Final = ("suspend", "resume", "page-out", "page-in", "residue-in")
 
 
 class Histogram(Struct, frozen=True, kw_only=True):

@@ -117,6 +117,23 @@ def test_other_calls_wait_while_it_is_out(controller, target, code):
     assert target.answer() is True
 
 
+@pytest.mark.parametrize("state", ["locked", "checkpointed"])
+def test_nvml_while_held(machine, controller, target, state):
+    """Nobody has reported what a real driver does. A program on an H200 stood still, most likely in
+    such a call, so the emulated driver makes it wait."""
+    target.do("import pynvml; pynvml.nvmlInit()")
+    locked = state == "locked"
+    hold = f"checkpoint_of({target.pid}).lock()" if locked else f"suspend({target.pid})"
+    let_go = f"checkpoint_of({target.pid}).unlock()" if locked else f"resume({target.pid})"
+    controller.do(hold)
+    held = how_it_goes(target, "pynvml.nvmlDeviceGetCount() > 0")
+    assert held in (("waits", True) if machine.real else ("waits",))
+    assert controller.get("device_used()") >= 0, "another process is answered"
+    controller.do(let_go)
+    assert held != "waits" or target.answer()
+    assert target.get("digest(p, 16 * MIB) == expected")
+
+
 def test_memory_info_while_held(machine, controller, target):
     """An H200 with driver 580.159 answers an error while the program is out. A driver that makes
     the program wait instead does less harm."""

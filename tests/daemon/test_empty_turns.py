@@ -14,7 +14,7 @@ from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.links.link import Link
 from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.daemon.sessions.empty_turns import BACKOFF_MAX_S, BACKOFF_S, EmptyTurns
-from kiwi_core.daemon.sessions.gates import Gates
+from kiwi_core.daemon.sessions.gates import CONTEXT_BACKOFF_MAX_S, CONTEXT_BACKOFF_S, Gates
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.peer_limits import ROOM_REQUESTS
 from kiwi_core.sched import events as ev
@@ -209,3 +209,54 @@ def test_a_real_use_ends_the_back_off() -> None:
         assert stage.granted == [FLOODER, FLOODER]
 
     staged(play)
+
+
+# --- turns that calls of NVML ask for -------------------------------------------------------------
+
+
+def test_a_monitor_does_not_take_turns_for_ever() -> None:
+    """The driver moves all memory of its program, so its call needs a turn. The pause between two
+    such turns doubles; what uses the GPU is never put off by it."""
+
+    def play(stage: Stage) -> None:
+        stage.with_driver.add(FLOODER)
+        stage.link.owns = False
+        for number in range(100):
+            stage.gates.context_wanted(stage.link)
+            if number == 0:
+                assert stage.granted == [FLOODER]
+                stage.feed(ev.BurstEnded(session=FLOODER, burst=1))
+            stage.link.gate_open = False
+        assert stage.granted == [FLOODER]
+        stage.gates.lease_wanted(stage.link)
+        assert stage.granted == [FLOODER, FLOODER], "a call of CUDA"
+        stage.feed(ev.BurstEnded(session=FLOODER, burst=2))
+        stage.link.gate_open = stage.link.wants_lease = False
+        stage.gates.context_wanted(stage.link)
+        assert stage.granted == [FLOODER, FLOODER, FLOODER], "the program works again"
+
+    staged(play)
+
+
+def test_a_context_that_can_come_alone_takes_no_turn_at_once() -> None:
+    def play(stage: Stage) -> None:
+        for _ in range(100):
+            stage.gates.context_wanted(stage.link)
+        assert stage.granted == []
+        stage.link.gate_open = True
+        stage.gates.context_wanted(stage.link)
+        stage.link.session = None
+        stage.gates.context_wanted(stage.link)
+        assert stage.granted == [], "its gate opens anyway, or it shares nothing"
+
+    staged(play)
+
+
+def test_the_pause_between_such_turns_doubles_up_to_its_bound() -> None:
+    turns = EmptyTurns(CONTEXT_BACKOFF_S, CONTEXT_BACKOFF_MAX_S)
+    waits = []
+    for _ in range(12):
+        turns.was_empty(FLOODER, 100.0)
+        waits.append(turns.left_s(FLOODER, 100.0))
+    assert waits[:3] == [CONTEXT_BACKOFF_S, 2 * CONTEXT_BACKOFF_S, 4 * CONTEXT_BACKOFF_S]
+    assert waits[-1] == CONTEXT_BACKOFF_MAX_S

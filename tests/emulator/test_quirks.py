@@ -484,6 +484,36 @@ def test_a_checkpoint_needs_a_little_free_memory(boot, driver, gpu, needs_kib):
     controller.do(f"suspend({another.pid}); resume({another.pid})")
 
 
+@pytest.mark.parametrize("deep", [False, True], ids=["locked", "checkpointed"])
+def test_nvml_calls_of_the_target_wait_while_it_is_held(worst, deep):
+    controller, target = caller(worst), worst.worker()
+    reader = "pynvml.nvmlDeviceGetMemoryInfo(h).total"
+    setup = "import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)"
+    for one in (controller, target):
+        one.do(setup)
+    total = target.get(reader)
+    controller.do(f"suspend({target.pid})" if deep else f"checkpoint_of({target.pid}).lock()")
+    for code in (
+        reader,
+        "pynvml.nvmlInit()",
+        "pynvml.nvmlDeviceGetCount()",
+        "pynvml.nvmlShutdown()",
+    ):
+        target.send(code)
+    assert controller.get(reader) == total, "another process is answered"
+    assert not target.answered(QUIET_S)
+    controller.do(f"resume({target.pid})" if deep else f"checkpoint_of({target.pid}).unlock()")
+    assert [target.answer() for _ in range(4)] == [total, None, 1, None]
+
+
+def test_nvml_answers_on_a_driver_without_the_quirk(worst, pair):
+    controller, target = pair
+    target.do("import pynvml; pynvml.nvmlInit()")
+    emulator.set_quirk(worst.state, "nvml_waits", on=False)
+    controller.do(f"suspend({target.pid})")
+    assert target.get("pynvml.nvmlDeviceGetCount()") == 1
+
+
 def test_mig_shows_in_nvml_and_refuses_checkpoints(worst, pair):
     controller, target = pair
     controller.do("import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)")

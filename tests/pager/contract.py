@@ -188,6 +188,25 @@ class PagerContract:
         moved(world.pager.page_in(session.target, soon_ns()))
         assert session.digest() == before
 
+    def test_what_the_driver_has_of_contexts_comes_back_alone(self, world: World) -> None:
+        session = world.start(world.unit_bytes)
+        before = session.digest()
+        out_bytes = moved(world.pager.page_out(session.target, soon_ns())).bytes_moved
+        if world.residue_bytes:
+            moved(world.pager.page_out(session.target, soon_ns()))
+        taken_bytes = self.look(world, session).taken_bytes
+        assert bool(taken_bytes) is bool(world.residue_bytes)
+        back = moved(world.pager.residue_in(session.target, soon_ns()))
+        assert back.bytes_moved == taken_bytes <= world.residue_bytes
+        seen = self.look(world, session)
+        assert (seen.residency, seen.taken_bytes) == (Residency.PAGED_OUT, 0)
+        assert seen.resident_bytes == taken_bytes
+        self.assert_held(session)
+        assert moved(world.pager.residue_in(session.target, soon_ns())).bytes_moved == 0
+        assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == out_bytes
+        session.finish_touch()
+        assert session.digest() == before
+
     def test_resume_does_not_bring_back_what_is_paged_out(self, world: World) -> None:
         session = world.start(world.unit_bytes)
         moved(world.pager.page_out(session.target, soon_ns()))

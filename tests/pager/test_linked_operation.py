@@ -337,6 +337,70 @@ def test_nobody_waits_for_what_others_left_in_the_gpu(world: LinkedWorld, kind: 
     assert world.state(other.pid) == "CHECKPOINTED"
 
 
+# --- what the driver has taken comes back alone ---------------------------------------------------
+
+
+def taken(world: LinkedWorld, session: LinkedProgram) -> None:
+    """Have the driver take what the library leaves in the GPU."""
+    for _ in range(2):
+        moved(world.pager.page_out(session.target, soon_ns()))
+    assert world.state(session.pid) == "CHECKPOINTED"
+
+
+def test_a_call_of_nvml_goes_on_when_contexts_are_back(world: LinkedWorld) -> None:
+    session = world.start(4 * MIB)
+    before = session.digest()
+    session.do("import pynvml; pynvml.nvmlInit()")
+    taken(world, session)
+    session.worker.send("pynvml.nvmlDeviceGetCount()")
+    assert not session.worker.answered(0.3), "the driver has the process"
+    moved(world.pager.residue_in(session.target, soon_ns()))
+    assert session.worker.answer() == 1
+    assert world.pager.observe(session.target).residency is Residency.PAGED_OUT
+    assert session.get("library.orders")[-2:] == ["yield", "page-out"], "it knows that it is over"
+    moved(world.pager.page_in(session.target, soon_ns()))
+    assert session.digest() == before
+
+
+def test_contexts_stay_out_while_there_is_no_room(world: LinkedWorld) -> None:
+    session = world.start(4 * MIB)
+    before = session.digest()
+    taken(world, session)
+    world.hold_outside(free_bytes=MIB)
+    refused(world.pager.residue_in(session.target, soon_ns()), Reason.NO_ROOM)
+    assert world.state(session.pid) == "CHECKPOINTED"
+    world.hold_outside(free_bytes=world.memory_bytes)
+    moved(world.pager.residue_in(session.target, soon_ns()))
+    moved(world.pager.page_in(session.target, soon_ns()))
+    assert session.digest() == before
+
+
+def test_a_caller_that_is_killed_while_contexts_come_back(world: LinkedWorld) -> None:
+    """The driver brings them back, locked. The next caller goes on from there."""
+    session = world.start(4 * MIB)
+    before = session.digest()
+    taken(world, session)
+    world.hang("unlock", session.pid)
+    world.pager.begin("residue_in", session.target, soon_ns())
+    world.wait_hanging()
+    world.pager.kill()
+    world.let_go()
+    world.pager = world.new_pager()
+    wait_until(lambda: world.pager.observe(session.target).paged_out_bytes > 0, "it is known")
+    moved(world.pager.residue_in(session.target, soon_ns()))
+    assert world.state(session.pid) == "RUNNING"
+    moved(world.pager.page_in(session.target, soon_ns()))
+    assert session.digest() == before
+
+
+def test_contexts_of_one_of_two_are_lost(world: LinkedWorld, twins: Family) -> None:
+    for _ in range(2):
+        moved(world.pager.page_out(twins.root.target, soon_ns()))
+    world.faults.set("restore_fail", pid=twins.child_pid)
+    assert isinstance(world.pager.residue_in(twins.root.target, soon_ns()), Lost)
+    assert world.state(twins.root.pid) == "RUNNING", "the other one is let go"
+
+
 # --- links that do not answer --------------------------------------------------------------------
 
 

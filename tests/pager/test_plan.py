@@ -199,6 +199,32 @@ def test_whose_rest_may_be_cleared_for_others(processes: list[SessionProcess], m
 
 
 @pytest.mark.parametrize(
+    ("process", "steps", "ends"),
+    [
+        (linked(AWAY, OUT), ["restore 1", "unlock 1"], []),
+        (linked(AWAY, LOCKED), ["unlock 1"], []),
+        (linked(AWAY, OUT, connected=False), ["restore 1", "unlock 1"], []),
+        (linked(AWAY), [], ["page-out 1"]),
+        (linked(AWAY, connected=False), [], []),
+        (linked(SHUT, OUT), [], []),
+        (linked(AWAY, OUT, error=ERROR, out_bytes=1), [], []),
+        (linked(AWAY, OUT, stopped="stopped"), [], []),
+        (gated(SHUT, OUT), [], []),
+        (gated(AWAY), [], []),
+        (plain(OUT), [], []),
+    ],
+)
+def test_what_the_driver_has_taken_of_contexts(
+    process: SessionProcess, steps: list[str], ends: list[str]
+) -> None:
+    seen = look(process)
+    residues = plan.residues(seen)
+    assert [one.ref for one in residues] == [one.ref for one in plan.taken(seen)]
+    assert verbs(plan.driver_in(residues) + plan.unlock(residues)) == steps
+    assert verbs(plan.end_yields(seen)) == ends
+
+
+@pytest.mark.parametrize(
     ("processes", "owned"),
     [
         ([], False),

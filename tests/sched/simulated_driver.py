@@ -7,7 +7,6 @@ from simulated_world import (
     CONFIG,
     FIXED_NS,
     REASONS,
-    RESIDUE_BYTES,
     TOTAL_BYTES,
     Flight,
     Proc,
@@ -17,6 +16,8 @@ from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Notice, Reason
 from kiwi_core.units import NS_PER_S
+
+COPIES = (act.PageOut, act.PageIn, act.BringResidueBack)
 
 
 class Driver:
@@ -62,13 +63,47 @@ class Driver:
             self._rest(proc)  # the lock comes first
         if isinstance(action, act.PageOut):
             self.counts.rests += proc.out
+            self.counts.rests_early += self._check_early(proc, action)
+        if isinstance(action, act.BringResidueBack):
+            self._check_residue(proc, action)
+            moved = proc.taken_bytes
+            if proc.taken_bytes > self.free_bytes():
+                self._no_room(flight)
+            else:
+                flight.incoming_bytes = proc.taken_bytes
         proc.flight = self.flights[action.op] = flight
-        is_copy = isinstance(action, (act.PageOut, act.PageIn))
+        is_copy = isinstance(action, (act.PageOut, act.PageIn, act.BringResidueBack))
         took_ns = FIXED_NS + (moved * NS_PER_S // BYTES_PER_S if is_copy else 0)
         if flight.verdict == "hang":
             self._at(action.deadline_ns - self.now_ns, lambda: self._overdue(flight))
             took_ns = action.deadline_ns - self.now_ns + self.rng.randrange(30 * NS_PER_S)
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
+
+    def _check_early(self, proc: Proc, action: act.PageOut) -> bool:
+        """Check that nobody waits, and that its user has been away, if a rest is taken early."""
+        if not action.cause.startswith("idle for long"):
+            return False
+        assert not self.scheduler._st.queue
+        assert self.now_ns - proc.rested_ns >= CONFIG.residue_idle_ns
+        return True
+
+    def _check_residue(self, proc: Proc, action: act.BringResidueBack) -> None:
+        """Check that what comes back is out, hinders nobody, and does not go back and forth."""
+        st = self.scheduler._st
+        assert proc.out, f"the contexts of {proc.id} cannot be out"
+        assert proc.id not in self.holders
+        assert proc.id not in st.queue
+        assert not any(
+            isinstance(f.action, COPIES) and not f.overdue for f in self.flights.values()
+        )
+        self.counts.rests_back += 1
+        self.counts.rests_back_at_once += proc.stands
+        if not proc.stands:
+            assert self.now_ns - proc.taken_ns >= CONFIG.residue_pause_ns, (
+                f"{proc.id} goes back and forth"
+            )
+        known = sum(self.known_bytes.values()) + self.left_bytes + action.need_bytes
+        assert known <= TOTAL_BYTES - self.seen_outside_bytes, "no room for contexts"
 
     def _end_told(self, proc: Proc) -> None:
         """Check that ``proc`` has no turn: it idles, has run for a while, or is stopped."""
@@ -166,7 +201,7 @@ class Driver:
         known += sum(
             flight.action.need_bytes
             for flight in self.flights.values()
-            if isinstance(flight.action, act.PageIn)
+            if isinstance(flight.action, (act.PageIn, act.BringResidueBack))
         )
         capacity = TOTAL_BYTES - self.seen_outside_bytes
         assert known + action.need_bytes <= capacity, "a page-in without reserved room"
@@ -232,6 +267,11 @@ class Driver:
                 self._left(proc)
             return ev.PageOutRefused(op=action.op, reason=reason)
         moved = proc.device_bytes - self._staying_bytes(proc)
+        if proc.owned and proc.out and moved <= self.plan.residue_bytes:
+            proc.taken_bytes += moved
+            proc.taken_ns = self.now_ns
+            if self.rng.random() < 0.3:
+                self._at(self.rng.randrange(5 * NS_PER_S), self._guarded(proc, self._stand))
         proc.host_bytes += moved
         proc.device_bytes -= moved
         proc.out = proc.held = True
@@ -271,7 +311,7 @@ class Driver:
             return 0
         if self.plan.refuse and self.rng.random() < 0.1:
             return proc.device_bytes // 2
-        return min(proc.device_bytes, self.rng.randrange(RESIDUE_BYTES))
+        return min(proc.device_bytes, self.rng.randrange(self.plan.residue_bytes))
 
     def paged_in(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
         if verdict == "lost":
@@ -281,7 +321,8 @@ class Driver:
             return ev.PageInRefused(op=action.op, reason=self._reason(verdict))
         moved = proc.host_bytes
         proc.device_bytes += moved
-        proc.host_bytes = 0
+        proc.host_bytes = proc.taken_bytes = 0
+        proc.stands = False
         proc.out = proc.held = False
         self.known_bytes[proc.id] = proc.device_bytes
         if action.cause == "about to be used" and proc.id not in self.scheduler._st.queue:
@@ -289,6 +330,27 @@ class Driver:
         self._go_on(proc)
         self._left(proc)
         return ev.PagedIn(op=action.op, moved_bytes=moved, elapsed_ns=took_ns)
+
+    def residue_back(
+        self, proc: Proc, action: act.Operation, verdict: str, took_ns: int
+    ) -> ev.Event:
+        if verdict == "lost":
+            self._lose(proc)
+            return ev.PageInLost(op=action.op, detail="simulated")
+        if verdict in ("refused", "gone", "no room"):
+            return ev.ResidueRefused(op=action.op, reason=self._reason(verdict))
+        moved, proc.taken_bytes, proc.stands = proc.taken_bytes, 0, False
+        proc.host_bytes -= moved
+        proc.device_bytes += moved
+        if proc.id in self.procs:
+            self.known_bytes[proc.id] = proc.device_bytes
+        return ev.ResidueBack(op=action.op, moved_bytes=moved, elapsed_ns=took_ns)
+
+    def _stand(self, proc: Proc) -> None:
+        """Make a call that is none of CUDA: it waits while the driver has the process."""
+        if proc.taken_bytes:
+            proc.stands = True
+            self.tell(ev.ResidueWanted(session=proc.id))
 
     def _reason(self, verdict: str) -> Reason:
         self.counts.refusals += 1
@@ -320,8 +382,8 @@ class Driver:
     def _lose(self, proc: Proc) -> None:
         self.counts.lost += 1
         proc.lost = True
-        proc.device_bytes = proc.host_bytes = 0
-        proc.out = proc.held = False
+        proc.device_bytes = proc.host_bytes = proc.taken_bytes = 0
+        proc.out = proc.held = proc.stands = False
         self.known_bytes[proc.id] = 0
         self.holders.discard(proc.id)
         if proc.leaving and self.procs.get(proc.id) is proc:
@@ -336,4 +398,5 @@ OUTCOMES = {
     act.Resume: Driver.resumed,
     act.PageOut: Driver.paged_out,
     act.PageIn: Driver.paged_in,
+    act.BringResidueBack: Driver.residue_back,
 }

@@ -17,7 +17,7 @@ class Mischief:
             self._at(CONFIG.observe_interval_ns, self._observe)
         self._report_memory()
         self._check_wishes()
-        if not self.winding_down and self.rng.random() < 0.5:
+        if not (self.winding_down or self.plan.away) and self.rng.random() < 0.5:
             self._look_at_a_notebook()
         if not self.winding_down and self.rng.random() < self.plan.mischief:
             more = OWNED_MISCHIEF * bool(self.plan.owned)
@@ -52,6 +52,7 @@ class Mischief:
                 resident_bytes=resident,
                 busy=busy,
                 owned=[p.id for p in self.procs.values() if p.owned],
+                taken={p.id: p.taken_bytes for p in resting.values() if p.taken_bytes},
             )
         )
         for proc in self.procs.values():
@@ -164,6 +165,7 @@ class Mischief:
             if proc.out and proc.flight is None:
                 proc.device_bytes //= 2
                 proc.host_bytes //= 2
+                proc.taken_bytes = min(proc.taken_bytes, proc.host_bytes)
 
     def _gate_changes(self) -> None:
         """Let a session gain a process without a gate, or lose it."""

@@ -39,7 +39,7 @@ class Notebooks:
     def _think(self, proc: Proc) -> None:
         proc.phase = "idle"
         proc.token += 1
-        seconds = (4, 30) if proc.cramped else (0.05, 1, 4)
+        seconds = (4, 30) if proc.cramped or self.plan.away else (0.05, 1, 4)
         pause_ns = int(self.rng.expovariate(1.0) * self.rng.choice(seconds) * NS_PER_S)
         self._at(pause_ns, self._guarded(proc, self._ask))
 

@@ -22,9 +22,10 @@ CONFIG = replace(
     lingering_idle_ns=NS_PER_S,
     hint_interval_ns=4 * NS_PER_S,
     hint_protect_ns=NS_PER_S,
+    residue_idle_ns=NS_PER_S,
+    residue_pause_ns=NS_PER_S,
     room_patience_ns=3 * NS_PER_S,
 )
-RESIDUE_BYTES = 20 * MIB
 BYTES_PER_S = 2000 * MIB
 FIXED_NS = 2 * NS_PER_MS
 JITTER_NS = 5 * NS_PER_MS
@@ -58,6 +59,12 @@ class Plan:
 
     owned: float = 0.0
     """Probability that a library owns a session's memory and a page-out leaves some; may change."""
+
+    residue_bytes: int = 20 * MIB
+    """The most that such a page-out leaves, unless it is interrupted."""
+
+    away: bool = False
+    """Whether users are away for long between their bursts."""
 
     unguarded: float = 0.0
     """Probability that a program has no gate; may change. Programs are stopped now and then."""
@@ -109,6 +116,14 @@ def owned_plan_of(seed: int) -> Plan:
     return replace(plan_of(seed), owned=(0.6, 1.0)[seed % 2])
 
 
+def away_plan_of(seed: int) -> Plan:
+    """Return a similar world in which the contexts of idle sessions take much of the GPU."""
+    plan = replace(owned_plan_of(seed), sessions=10 + seed % 4, away=True)
+    budget_bytes = max(plan.host_budget_bytes, 1500 * MIB)
+    sizes = {"residue_bytes": 110 * MIB, "bytes_max": 450 * MIB}
+    return replace(plan, host_budget_bytes=budget_bytes, **sizes)
+
+
 def unguarded_plan_of(seed: int) -> Plan:
     """Return the same world with programs that have no gate."""
     return replace(plan_of(seed), unguarded=(0.3, 0.6, 1.0)[seed // 3 % 3])
@@ -145,6 +160,12 @@ class Proc:
     owned: bool = False
     device_bytes: int = 0
     host_bytes: int = 0
+    taken_bytes: int = 0
+    """The part of ``host_bytes`` that the driver took of what a library had left in the GPU."""
+    taken_ns: int = -(10**18)
+    """When it was last taken."""
+    stands: bool = False
+    """A call of it is known to wait for that."""
     flight: Flight | None = None
 
     phase: str = "idle"
@@ -199,6 +220,11 @@ class Counts:
     brought_back: int = 0
     rests: int = 0
     """Number of page-outs of memory that an earlier page-out had left."""
+    rests_early: int = 0
+    """Number of those that nobody needed the room of."""
+    rests_back: int = 0
+    rests_back_at_once: int = 0
+    """Number of rests that came back because a call was known to wait."""
     unguarded_grants: int = 0
     stops: int = 0
     ended: int = 0

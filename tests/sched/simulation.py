@@ -21,6 +21,7 @@ from simulated_world import (
     Flight,
     Plan,
     Proc,
+    away_plan_of,
     cramped_plan_of,
     owned_plan_of,
     plan_of,
@@ -41,7 +42,15 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.model.state import PlaceKept
 
-__all__ = ["Plan", "Simulation", "cramped_plan_of", "owned_plan_of", "plan_of", "unguarded_plan_of"]
+__all__ = [
+    "Plan",
+    "Simulation",
+    "away_plan_of",
+    "cramped_plan_of",
+    "owned_plan_of",
+    "plan_of",
+    "unguarded_plan_of",
+]
 
 
 class Simulation(Notebooks, Driver, Mischief):

@@ -11,7 +11,14 @@ import sys
 from collections import Counter
 
 import pytest
-from simulation import Plan, Simulation, cramped_plan_of, owned_plan_of, unguarded_plan_of
+from simulation import (
+    Plan,
+    Simulation,
+    away_plan_of,
+    cramped_plan_of,
+    owned_plan_of,
+    unguarded_plan_of,
+)
 
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
@@ -22,6 +29,7 @@ pytestmark = pytest.mark.seeded
 CHUNKS = 16
 SEEDS_PER_CHUNK = 25
 OWNED_PER_CHUNK = 15
+AWAY_PER_CHUNK = 5
 UNGUARDED_PER_CHUNK = 15
 CRAMPED_PER_CHUNK = 15
 EVENTS_PER_SEED = 520
@@ -47,6 +55,11 @@ def test_invariants_hold_over_many_seeds(chunk):
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_they_hold_where_libraries_own_the_memory(chunk):
     played(chunk, OWNED_PER_CHUNK, owned_plan_of)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_they_hold_where_contexts_fill_the_gpu(chunk):
+    played(chunk, AWAY_PER_CHUNK, away_plan_of)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -106,7 +119,13 @@ def test_the_simulation_reaches_what_it_is_for():
 
 def test_the_simulation_of_owning_libraries_reaches_what_it_is_for():
     seen, _ = in_all(OWNED_PER_CHUNK, owned_plan_of)
-    for name in ("rests", "lost", "overdue", "restarts"):
+    for name in ("rests", "rests_back", "lost", "overdue", "restarts"):
+        assert seen[name] > 2, name
+
+
+def test_the_simulation_of_contexts_reaches_what_it_is_for():
+    seen, _ = in_all(AWAY_PER_CHUNK, away_plan_of)
+    for name in ("rests", "rests_early", "rests_back", "rests_back_at_once", "lost"):
         assert seen[name] > 2, name
 
 

@@ -69,8 +69,12 @@ class Machine(RuleBasedStateMachine):
         self.unsized = set()  # sessions of which nobody says what they have in the GPU
         self.unguarded = set()
         self.stopped = set()  # sessions whose process does not run
+        self.have_stood = set()  # all that were stopped at any time
         self.kept_out = set()
         self.ended = set()  # sessions that are being ended
+        self.taken = {}  # bytes that the driver took of what a library had left in the GPU
+        self.taken_ns = {}
+        self.stands = set()  # sessions with a call that is known to wait for that
 
     def feed(self, event):
         actions = self.scheduler.handle(event, self.now_ns)
@@ -146,6 +150,8 @@ class Machine(RuleBasedStateMachine):
             assert action.need_bytes >= self.host[action.session]
             taken = sum(self.device.values()) + self.coming_bytes()
             assert taken + action.need_bytes <= TOTAL
+        if isinstance(action, act.BringResidueBack):
+            self.check_residue(action)
         if action.cause.endswith("about to be used"):
             view = self.scheduler.view(self.now_ns)
             assert not view.holders
@@ -166,9 +172,21 @@ class Machine(RuleBasedStateMachine):
             view = self.scheduler.view(self.now_ns).session(session)
             assert not view.mid_burst
 
+    def check_residue(self, action):
+        """Check that contexts come back for a session that is out and wants nothing, into room that
+        is free, and not back and forth."""
+        session = action.session
+        assert session in self.held
+        assert session not in self.holders
+        assert session not in self.waiting()
+        assert sum(self.device.values()) + self.coming_bytes() + action.need_bytes <= TOTAL
+        if session not in self.stands:
+            assert self.now_ns - self.taken_ns[session] >= DEFAULTS.residue_pause_ns
+
     def coming_bytes(self):
         """Return how much free memory the page-ins in progress may take."""
-        return sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
+        comes = act.PageIn | act.BringResidueBack
+        return sum(o.need_bytes for o in self.flying.values() if isinstance(o, comes))
 
     def check_not_too_often(self, action):
         """Check that, despite many hints, memory that was just used or brought back stays, and
@@ -292,6 +310,7 @@ class Machine(RuleBasedStateMachine):
                 resident_bytes=present,
                 owned=[session for session in present if session in self.owned],
                 unsized=[session for session in present if session in self.unsized],
+                taken={s: self.taken[s] for s in present if self.taken.get(s)},
             )
         )
         running = set(self.scheduler.view(self.now_ns).holders)
@@ -312,6 +331,49 @@ class Machine(RuleBasedStateMachine):
         if (session := self.ids.get(name)) is not None:
             self.unsized ^= {session}
             self.look()
+
+    @precondition(lambda self: not self.ids)
+    @rule(name=NAMES, other=NAMES, ends=st.booleans())
+    def contexts_are_taken(self, name, other, ends):
+        """Let ``name`` go out, whose library leaves its context, and ``other`` fill the GPU, so
+        that the driver takes the context, too: many stories of contexts begin like this. ``ends``:
+        the other one ends, which makes room."""
+        if name == other:
+            return
+        self.budget(100 * GIB)
+        self.join_and_fill(name)
+        self.owned.add(self.ids[name])
+        self.look()
+        self.finish(name, ev.BurstEnded)
+        self.release(name)
+        self.report_all(name)
+        self.look()
+        self.join_and_fill(other)
+        self.report_all(name)
+        self.grow(other, TOTAL)
+        if self.ids[other] in self.holders:
+            self.ask_for_room(other, CONTEXT // 2)
+        self.report_all(name)
+        if ends:
+            self.die(other)
+        self.look()
+
+    def report_all(self, name):
+        """Let the operations on ``name`` succeed, as far as they can."""
+        for op, order in sorted(self.flying.items()):
+            too_little = isinstance(order, act.PageOut) and name in self.cramped
+            if order.session == self.ids[name] and not too_little:
+                del self.flying[op]
+                self.feed(self.done(order))
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def stand(self, data):
+        """Make a call that is none of CUDA in a program whose contexts the driver has."""
+        session = data.draw(st.sampled_from(sorted(self.taken)))
+        if session in self.ids.values():
+            self.stands.add(session)
+            self.feed(ev.ResidueWanted(session=session))
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES, gib=st.integers(0, 12))
@@ -334,6 +396,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.stopped ^= {session}
         if session in self.stopped:
+            self.have_stood.add(session)
             self.feed(ev.SessionStopped(session=session, why="stopped by Ctrl-Z"))
         else:
             self.feed(ev.SessionContinued(session=session))
@@ -397,12 +460,13 @@ class Machine(RuleBasedStateMachine):
         order = self.flying.pop(op)
         session = order.session
         dead = session not in self.ids.values()
-        copy = isinstance(order, (act.PageOut, act.PageIn))
+        copy = isinstance(order, (act.PageOut, act.PageIn, act.BringResidueBack))
         too_little = isinstance(order, act.PageOut) and session[0] in self.cramped
         if outcome == "done" and not too_little:
             event = self.done(order)
         elif outcome == "lost" and copy:
             self.device[session] = self.host[session] = 0
+            self.taken.pop(session, None)
             self.held.discard(session)
             self.holders.discard(session)
             event = (ev.PageOutLost if isinstance(order, act.PageOut) else ev.PageInLost)(op=op)
@@ -448,6 +512,10 @@ class Machine(RuleBasedStateMachine):
             stays = CONTEXT if owned and not self.host[session] else 0
             stays = min(stays, self.device[session])
             moved = self.device[session] - stays
+            if owned and self.host[session] and moved <= CONTEXT:
+                self.taken[session] = self.taken.get(session, 0) + moved
+                self.taken_ns[session] = self.now_ns
+                self.stands.discard(session)
             self.host[session] += moved
             self.device[session] = stays
             self.held.add(session)
@@ -455,11 +523,18 @@ class Machine(RuleBasedStateMachine):
             if owned:
                 moved = self.host[session]
             return ev.PagedOut(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S, stays_bytes=stays)
+        self.stands.discard(session)
+        if isinstance(order, act.BringResidueBack):
+            moved = self.taken.pop(session, 0)
+            self.host[session] -= moved
+            self.device[session] += moved
+            return ev.ResidueBack(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S)
         if order.cause == "about to be used" and session not in self.waiting():
             self.back[session] = self.now_ns
         moved = self.host[session]
         self.device[session] += moved
         self.host[session] = 0
+        self.taken.pop(session, None)
         self.held.discard(session)
         return ev.PagedIn(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S)
 
@@ -500,9 +575,13 @@ class Machine(RuleBasedStateMachine):
             entry for entry in entries if entry.serial > middle
         )
         for session in self.scheduler.view(self.now_ns).sessions:
-            assert self.spent_ns(entries, session.id, "held") == session.held_ns
+            held_ns = self.spent_ns(entries, session.id, "held")
             waited_ns = self.spent_ns(entries, session.id, "waited", "suspended")
-            assert waited_ns == session.waited_ns
+            if session.id in self.have_stood:  # the time in which it stood does not count
+                assert session.held_ns <= held_ns
+                assert session.waited_ns <= waited_ns
+            else:
+                assert (session.held_ns, session.waited_ns) == (held_ns, waited_ns)
         open_moves = [
             e.session for e in entries if e.kind.value in ("out", "in") and e.ended_ns is None
         ]
@@ -546,6 +625,7 @@ _REFUSED = {
     act.Resume: ev.ResumeFailed,
     act.PageOut: ev.PageOutRefused,
     act.PageIn: ev.PageInRefused,
+    act.BringResidueBack: ev.ResidueRefused,
 }
 
 TestMachine = Machine.TestCase

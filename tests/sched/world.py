@@ -95,8 +95,8 @@ class World:
 
     def outcome(self, op: OpId, words: list[str]) -> ev.Event:
         verb, *rest = words
-        if verb in ("out", "in"):
-            kind = ev.PagedOut if verb == "out" else ev.PagedIn
+        if verb in _MOVED:
+            kind = _MOVED[verb]
             elapsed_ns = round(float(rest[1].rstrip("s")) * NS_PER_S)
             more = {f"{name}_bytes": gib(size) for name, size in (w.split("=") for w in rest[2:])}
             return kind(op=op, moved_bytes=gib(rest[0]), elapsed_ns=elapsed_ns, **more)
@@ -113,12 +113,13 @@ class World:
         }[verb]
 
     def memory(self, words: list[str]) -> ev.Event:
-        """Parse ``memory a=6 b=1 outside=2 busy=a idle=b large=a owned=ab at=3``. All other memory
-        is free."""
+        """Parse ``memory a=6 b=1 outside=2 busy=a idle=b large=a owned=ab taken=c:0.5 at=3``. All
+        other memory is free."""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         at_large: list[SessionId] = []
         owned: list[SessionId] = []
+        taken: dict[SessionId, int] = {}
         outside = 0
         began_ns = None
         for word in words:
@@ -131,6 +132,10 @@ class World:
                 at_large.append(SessionId(value))
             elif name == "owned":
                 owned += map(SessionId, value)
+            elif name == "taken":
+                who, _, size = value.partition(":")
+                taken[SessionId(who)] = gib(size)
+                resident[SessionId(who)] = 0
             elif name in ("busy", "idle"):
                 busy[SessionId(value)] = name == "busy"
             else:
@@ -142,6 +147,7 @@ class World:
             busy=busy,
             at_large=at_large,
             owned=owned,
+            taken=taken,
             began_ns=began_ns,
         )
 
@@ -220,11 +226,14 @@ _LOOKS: dict[str, Callable[[World], str]] = {
     "ignored": lambda w: str(w.scheduler.view(w.now_ns).ignored_events),
 }
 
+_MOVED = {"out": ev.PagedOut, "in": ev.PagedIn, "back": ev.ResidueBack}
+
 _REFUSALS = {
     act.Suspend: ev.SuspendRefused,
     act.Resume: ev.ResumeFailed,
     act.PageOut: ev.PageOutRefused,
     act.PageIn: ev.PageInRefused,
+    act.BringResidueBack: ev.ResidueRefused,
 }
 
 _MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
@@ -271,6 +280,7 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "let": lambda s, _: ev.ResumptionRequested(session=s),
     "priority": lambda s, words: ev.PriorityChanged(session=s, priority=Priority(words[0])),
     "hinted": lambda s, _: ev.UseExpected(session=s),
+    "stands": lambda s, _: ev.ResidueWanted(session=s),
     "asks": lambda s, words: ev.LeaseRequested(session=s, burst=int(words[0])),
     "withdraws": lambda s, words: ev.LeaseWithdrawn(session=s, burst=int(words[0])),
     "ends": lambda s, words: ev.BurstEnded(

@@ -15,7 +15,7 @@ from untimed import UNTIMED
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Action, Grant, PageOut, Suspend
+from kiwi_core.sched.actions import Action, BringResidueBack, Grant, PageOut, Suspend
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.lives import ROUND_BYTES, ROUND_NS
@@ -292,6 +292,28 @@ def test_a_refusal_lets_it_run_on_and_a_stop_does_not_count() -> None:
     story.at(17, holds(A, 0))  # the session is out, so this tells nothing
     story.at(30, ev.DeadlinePassed(), gets(A)).at(34, ev.BurstEnded(session=A, burst=1))
     assert story.sessions() == [[(1.0, 2.0 + 1.0 + 4.0, 700)]]
+
+
+def test_contexts_that_come_back_are_no_move_of_a_cell() -> None:
+    """What is seen after the page-in counts again, and what was taken twice moved twice."""
+    out = [PageOut(session=A, op=OpId(n), deadline_ns=0) for n in (1, 2, 4)]
+    back = BringResidueBack(session=A, op=OpId(3), deadline_ns=0, need_bytes=MIB)
+    story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
+    story.at(3, ev.BurstEnded(session=A, burst=1), out[0])
+    for at_s, op, action in ((4, 1, out[1]), (5, 2, back)):
+        moved_bytes = (99 + op) * MIB
+        outcome = ev.PagedOut(op=OpId(op), moved_bytes=moved_bytes, elapsed_ns=NS_PER_S)
+        story.at(at_s, outcome, action)
+    story.at(6, ev.ResidueBack(op=OpId(3), moved_bytes=MIB, elapsed_ns=NS_PER_S), out[2])
+    again = BringResidueBack(session=A, op=OpId(5), deadline_ns=0, need_bytes=MIB)
+    outcome = ev.PagedOut(op=OpId(4), moved_bytes=101 * MIB, elapsed_ns=NS_PER_S)
+    story.at(7, outcome, again)
+    story.at(8, ev.ResidueRefused(op=OpId(5), reason=Reason.NO_ROOM))
+    story.at(9, ev.ResidueBack(op=OpId(6), moved_bytes=MIB, elapsed_ns=NS_PER_S))
+    work, told = read(story.records)
+    assert [one.peak_bytes for one in work.sessions[0].cells] == [101 * MIB]
+    assert told.swaps == 3
+    assert told.swapped_bytes == (100 + 1 + 1) * MIB
 
 
 def test_memory_seen_after_a_cell_belongs_to_it() -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Outcome
     from kiwi_core.units import SessionId
 
-Call = Literal["suspend", "resume", "page_out", "page_in"]
+Call = Literal["suspend", "resume", "page_out", "page_in", "residue_in"]
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,10 @@ class FakePager:
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._perform("page_in", target, self._page_in)
+
+    async def residue_in(self, target: Target, deadline_ns: int) -> Outcome:
+        """Do nothing: its page-outs leave nothing in the GPU."""
+        return await self._perform("residue_in", target, lambda _process: 0)
 
     async def observe(self, target: Target) -> Observation:
         process = self._process(target.session)

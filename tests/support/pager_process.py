@@ -106,6 +106,9 @@ class PagerProcess:
     def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("page_in", target, deadline_ns)
 
+    def residue_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._call("residue_in", target, deadline_ns)
+
     def observe(self, target: Target) -> Observation:
         _, fields = self.worker.get(f"plain(pager.observe({_expression(target)}))")
         processes = tuple(_process(p) for p in fields.pop("processes"))

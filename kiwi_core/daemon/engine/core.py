@@ -221,10 +221,15 @@ class Core:
         self.feed(ev.DeadlinePassed())
 
 
+_REFUSALS: Final = (
+    ev.SuspendRefused, ev.ResumeFailed, ev.PageOutRefused, ev.PageInRefused, ev.ResidueRefused,
+)  # fmt: skip
+
+
 def _outcome_facts(event: ev.Event) -> dict[str, object]:
-    if isinstance(event, (ev.PagedOut, ev.PagedIn)):
+    if isinstance(event, (ev.PagedOut, ev.PagedIn, ev.ResidueBack)):
         seconds = ns_to_seconds(event.elapsed_ns)
         return {"bytes": event.moved_bytes, "seconds": round(seconds, 3)}
-    if isinstance(event, (ev.PageOutRefused, ev.PageInRefused, ev.SuspendRefused, ev.ResumeFailed)):
+    if isinstance(event, _REFUSALS):
         return {"reason": event.reason.value, "detail": event.detail}
     return {"detail": getattr(event, "detail", "")}

@@ -280,6 +280,7 @@ def _observed(
         at_large=[session for session, one in sessions.items() if _at_large(one)],
         owned=[session for session, one in sessions.items() if one.owned],
         nowhere=[session for session, one in sessions.items() if _nowhere(one)],
+        taken={session: one.taken_bytes for session, one in sessions.items() if one.taken_bytes},
         began_ns=began_ns,
     )
 

@@ -17,7 +17,14 @@ from kiwi_core import clock
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Operation, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.actions import (
+    BringResidueBack,
+    Operation,
+    PageIn,
+    PageOut,
+    Resume,
+    Suspend,
+)
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_S
 
@@ -37,6 +44,7 @@ _REFUSED: Final[dict[type[Operation], Callable[..., ev.Event]]] = {
     Resume: ev.ResumeFailed,
     PageOut: ev.PageOutRefused,
     PageIn: ev.PageInRefused,
+    BringResidueBack: ev.ResidueRefused,
 }
 
 
@@ -164,6 +172,8 @@ class OperationRunner:
             return await pager.resume(target, action.deadline_ns)
         if isinstance(action, PageOut):
             return await pager.page_out(target, action.deadline_ns)
+        if isinstance(action, BringResidueBack):
+            return await pager.residue_in(target, action.deadline_ns)
         return await pager.page_in(target, action.deadline_ns)
 
 
@@ -187,4 +197,6 @@ def _done(action: Operation, outcome: Moved) -> ev.Event:
     moved = {"moved_bytes": outcome.bytes_moved, "elapsed_ns": outcome.elapsed_ns}
     if isinstance(action, PageOut):
         return ev.PagedOut(op=action.op, stays_bytes=outcome.stays_bytes, **moved)
+    if isinstance(action, BringResidueBack):
+        return ev.ResidueBack(op=action.op, **moved)
     return ev.PagedIn(op=action.op, **moved)

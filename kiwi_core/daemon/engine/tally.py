@@ -39,9 +39,12 @@ OPERATIONS: Final = {
     Doing.RESUMING: "resume",
     Doing.PAGING_OUT: "page-out",
     Doing.PAGING_IN: "page-in",
+    Doing.RESIDUE_IN: "residue-in",
 }
 
-_REFUSALS: Final = (ev.SuspendRefused, ev.ResumeFailed, ev.PageOutRefused, ev.PageInRefused)
+_REFUSALS: Final = (
+    ev.SuspendRefused, ev.ResumeFailed, ev.PageOutRefused, ev.PageInRefused, ev.ResidueRefused,
+)  # fmt: skip
 _OUT: Final = HistoryKind.OUT
 _BOUNDS_NS: Final = [round(bound_s * NS_PER_S) for bound_s in WAIT_BOUNDS_S]
 

@@ -117,6 +117,8 @@ class Link:
     """True once it has told its state on this connection."""
     gate_open: bool | None = None
     wants_lease: bool = False
+    wants_context: bool = False
+    """A call of NVML waits until the driver has let go of the process."""
     call: PagerCall | None = None
     unanswered: int | None = None
     """Number of a move that timed out and is unanswered. Nothing else is sent until the answer
@@ -208,6 +210,7 @@ class Link:
         self._forget_old_program()
         self.image = processes.image_of(self.ref)
         self.greeted, self.gate_open, self.wants_lease = False, None, False
+        self.wants_context = False
         self.opening = None
         return old if old is not connection else None
 
@@ -217,6 +220,7 @@ class Link:
         self.connection = None
         self.away_since_s = clock.now_s()
         self.gate_open, self.wants_lease, self.opening = None, False, None
+        self.wants_context = False
         if self.report.residency is Residency.SUSPENDED and self.owns:
             self.report = _as(self.report, Residency.RESIDENT)
         if self.call is not None:
@@ -340,6 +344,8 @@ class Link:
         left_ns = _left_ns(call)
         call.op, call.out_bytes = self.next_op(), self.report.paged_out_bytes
         call.sent_ns = clock.now_ns()
+        if call.action is not PagerAction.YIELD:
+            self.wants_context = False  # see WantLease; if the driver takes it again, it asks again
         assert self.connection is not None
         order = PagerDo(op=call.op, action=call.action, within_ns=left_ns)
         self.connection.send(order)

@@ -24,17 +24,18 @@ second, and none waits for ever."""
 
 class EmptyTurns:
     """The delay that each session owes for its empty turns. ``now_s`` is any steady clock in
-    seconds."""
+    seconds; ``first_s`` and ``most_s`` are the first delay and the longest one."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float = BACKOFF_S, most_s: float = BACKOFF_MAX_S) -> None:
+        self._first_s, self._most_s = first_s, most_s
         self._owed: dict[SessionId, tuple[float, float]] = {}
         """For each session, the delay after its next empty turn, and the time until which it waits
         now."""
 
     def was_empty(self, session: SessionId, now_s: float) -> None:
         """Record an empty turn that has just ended."""
-        backoff_s, _ = self._owed.get(session, (BACKOFF_S, now_s))
-        self._owed[session] = (min(BACKOFF_MAX_S, 2 * backoff_s), now_s + backoff_s)
+        backoff_s, _ = self._owed.get(session, (self._first_s, now_s))
+        self._owed[session] = (min(self._most_s, 2 * backoff_s), now_s + backoff_s)
 
     def forget(self, session: SessionId) -> None:
         """Forget the empty turns of a session that has used the GPU, or has left."""
@@ -42,5 +43,5 @@ class EmptyTurns:
 
     def left_s(self, session: SessionId, now_s: float) -> float:
         """Return how long the session's next request still has to wait; 0: not at all."""
-        _, until_s = self._owed.get(session, (BACKOFF_S, now_s))
+        _, until_s = self._owed.get(session, (self._first_s, now_s))
         return max(0.0, until_s - now_s)

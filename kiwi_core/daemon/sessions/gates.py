@@ -43,6 +43,16 @@ ended with it, and nobody waits for that."""
 ROOM_REQUESTS_MAX: Final = 256
 """Most threads of one process that may wait for room at the same time."""
 
+CONTEXT_PATIENCE_S: Final = 5.0
+"""How long a call of NVML waits for its context alone. Then there is no room for that: only a turn
+makes room."""
+
+CONTEXT_BACKOFF_S: Final = 4.0
+CONTEXT_BACKOFF_MAX_S: Final = 600.0
+"""The delay between two turns of a session that only calls of NVML have asked for. It doubles from
+the first to the longest one, until the session asks for the GPU: a monitor that reads NVML each
+second must not take turns with others for ever."""
+
 NO_SESSION: Final = "This program has left Kiwi, which makes no room for it any more."
 
 
@@ -74,6 +84,11 @@ class Gates:
     """Sessions on trial that are being observed, because somebody waits."""
     _put_off: set[SessionId] = field(default_factory=set)
     """Sessions whose request is made once their back-off is over."""
+    _context_turns: EmptyTurns = field(
+        default_factory=lambda: EmptyTurns(CONTEXT_BACKOFF_S, CONTEXT_BACKOFF_MAX_S)
+    )
+    _contexts_due: set[SessionId] = field(default_factory=set)
+    """Sessions with a timer after which the lease is requested for their contexts."""
     _sweep_due: bool = False
     _rooms: dict[int, Asked] = field(default_factory=dict)
     """The requests for room, by the number that the scheduler has for each."""
@@ -101,6 +116,7 @@ class Gates:
             self._detached(event.session)
         if isinstance(event, (ev.SessionDetached, ev.SessionLost)):
             self._empty_turns.forget(event.session)
+            self._context_turns.forget(event.session)
         self._put_on_trial(actions)
         if self._on_trial and self._core.scheduler.waiting:
             self._try_all()
@@ -176,7 +192,7 @@ class Gates:
         if self._uses_driver(session):
             self._empty_turns.forget(session)
         else:
-            self._empty_turns.was_empty(session, asyncio.get_running_loop().time())
+            self._empty_turns.was_empty(session, _now_s())
 
     # --- the lease ------------------------------------------------------------------------------
 
@@ -188,7 +204,41 @@ class Gates:
         if link.gate_open:
             return  # the order to open is on its way
         link.wants_lease = True
+        self._context_turns.forget(link.session)
         self._ask(link.session)
+
+    def context_wanted(self, link: Link) -> None:
+        """Bring back the context for a call of NVML. Where a library moves the memory, the context
+        comes alone, which takes nobody's turn. Otherwise, and where there is no room, the session
+        takes a turn."""
+        if link.session is None or link.gate_open:
+            return  # the order to open is on its way
+        link.wants_context = True
+        alone = link.owns and not link.yields
+        if alone:
+            self._core.feed(ev.ResidueWanted(session=link.session))
+        self._ask_for_context(link.session, CONTEXT_PATIENCE_S if alone else 0.0)
+
+    def _ask_for_context(self, session: SessionId, after_s: float) -> None:
+        after_s = max(after_s, self._context_turns.left_s(session, _now_s()))
+        if after_s and session not in self._contexts_due:
+            self._contexts_due.add(session)
+            asyncio.get_running_loop().call_later(after_s, self._context_due, session)
+        elif not after_s:
+            self._take_turn_for_context(session)
+
+    def _context_due(self, session: SessionId) -> None:
+        self._contexts_due.discard(session)
+        self._ask_for_context(session, 0.0)
+
+    def _take_turn_for_context(self, session: SessionId) -> None:
+        record = self._registry.get(session)
+        wanted = any(link.wants_context for link in self._links.of(session))
+        if record is None or not wanted or not self._core.scheduler.at_rest(session):
+            return
+        self._context_turns.was_empty(session, _now_s())
+        log.info("a call of NVML asks for the lease", session=session)
+        self._request_own(record)
 
     def _ask(self, session: SessionId) -> None:
         """Request the lease for ``session``. Do nothing if it already waits or is in a burst: the
@@ -197,7 +247,7 @@ class Gates:
         wanted = any(link.wants_lease for link in self._links.of(session))
         if record is None or not wanted or not self._core.scheduler.at_rest(session):
             return
-        if left_s := self._empty_turns.left_s(session, asyncio.get_running_loop().time()):
+        if left_s := self._empty_turns.left_s(session, _now_s()):
             self._ask_later(record, left_s)
             return
         log.info("a call at the gate asks for the lease", session=session)
@@ -289,3 +339,7 @@ class Gates:
     def _answer(link: Link, request: int, *, granted: bool, detail: str) -> None:
         if link.connection is not None:
             link.connection.send(Room(request=request, granted=granted, detail=detail))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -108,8 +108,12 @@ class LinkHandler:
             log.info("answer that nobody waits for", pid=link.ref.pid, op=message.op)
             self._believe(link)
 
-    def _want_lease(self, connection: Connection, _message: WantLease) -> None:
-        if (link := self._link_of.get(connection)) is not None:
+    def _want_lease(self, connection: Connection, message: WantLease) -> None:
+        if (link := self._link_of.get(connection)) is None:
+            return
+        if message.context:
+            self._gates.context_wanted(link)
+        else:
             self._gates.lease_wanted(link)
 
     def _want_room(self, connection: Connection, message: WantRoom) -> None:

@@ -25,11 +25,25 @@ static void may_hang(const char *call) {
     while (named && strcmp(named, call) == 0) pause();
 }
 
+#define HELD_POLL_NS 1000000
+
+static void wait_while_held(void) {
+    while (state->quirks & KE_NVML_WAITS && ke_process_held(state)) ke_sleep_ns(HELD_POLL_NS);
+}
+
+bool ready(void) {
+    if (users) wait_while_held();
+    return users;
+}
+
 static nvmlReturn_t start(void) {
     const char *why = NULL;
     may_hang("nvmlInit");
     pthread_mutex_lock(&mu);
     if (!state) state = ke_state_get(&why);
+    pthread_mutex_unlock(&mu);
+    if (state) wait_while_held();
+    pthread_mutex_lock(&mu);
     if (state) users++;
     else fprintf(stderr, "kiwi emulated NVML: no device: %s\n", why);
     for (unsigned i = 0; i < KE_GPUS_MAX; i++) devices[i].gpu = i;
@@ -43,6 +57,7 @@ API nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     return start();
 }
 API nvmlReturn_t nvmlShutdown(void) {
+    ready();
     pthread_mutex_lock(&mu);
     nvmlReturn_t rc = users ? SUCCESS : UNINITIALIZED;
     if (users) users--;
@@ -66,7 +81,7 @@ API const char *nvmlErrorString(nvmlReturn_t result) {
 }
 
 static nvmlReturn_t text_out(char *out, unsigned length, const char *text) {
-    if (!users) return UNINITIALIZED;
+    if (!ready()) return UNINITIALIZED;
     if (!out) return INVALID_ARGUMENT;
     if (strlen(text) + 1 > length) return INSUFFICIENT_SIZE;
     strcpy(out, text);
@@ -81,7 +96,7 @@ API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length) {
     return text_out(version, length, name);
 }
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
-    if (!users) return UNINITIALIZED;
+    if (!ready()) return UNINITIALIZED;
     if (!version) return INVALID_ARGUMENT;
     *version = (int)state->driver_version;
     return SUCCESS;
@@ -93,7 +108,7 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
 /* ---- devices ---------------------------------------------------------------------------------------- */
 
 nvmlReturn_t check(nvmlDevice_t d) {
-    if (!users) return UNINITIALIZED;
+    if (!ready()) return UNINITIALIZED;
     for (unsigned i = 0; i < state->gpu_count; i++) {
         if (d == &devices[i] && state->gpus[i].lost) return GPU_IS_LOST;
         if (d == &devices[i]) return SUCCESS;
@@ -102,14 +117,14 @@ nvmlReturn_t check(nvmlDevice_t d) {
 }
 
 API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
-    if (!users) return UNINITIALIZED;
+    if (!ready()) return UNINITIALIZED;
     if (!count) return INVALID_ARGUMENT;
     *count = state->gpu_count;
     return SUCCESS;
 }
 API nvmlReturn_t nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
-    if (!users) return UNINITIALIZED;
+    if (!ready()) return UNINITIALIZED;
     if (!device || index >= state->gpu_count) return INVALID_ARGUMENT;
     *device = &devices[index];
     return state->gpus[index].lost ? GPU_IS_LOST : SUCCESS;
@@ -128,7 +143,7 @@ static void spell_uuid(unsigned gpu, char *out) {
 
 API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     char own[48];
-    if (!users) return UNINITIALIZED;
+    if (!ready()) return UNINITIALIZED;
     if (!uuid || !device) return INVALID_ARGUMENT;
     for (unsigned i = 0; i < state->gpu_count; i++) {
         spell_uuid(i, own);

@@ -2,6 +2,8 @@
 #ifndef KIWI_NVML_H
 #define KIWI_NVML_H
 
+#include <stdbool.h>
+
 #include "state.h"
 
 #define API __attribute__((visibility("default")))
@@ -37,6 +39,7 @@ struct nvmlDevice_st {
 extern struct ke_state *state;
 extern pthread_mutex_t mu; /* before the state's own lock */
 
+bool ready(void); /* first in each call: whether NVML is initialised; waits while the driver holds this process */
 nvmlReturn_t check(nvmlDevice_t device);
 uint64_t shown(const struct ke_proc *p, unsigned gpu);
 

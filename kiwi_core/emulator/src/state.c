@@ -359,6 +359,18 @@ struct ke_proc *ke_proc_find(struct ke_state *s, int pid) {
     return NULL;
 }
 
+int ke_process_held(struct ke_state *s) {
+    bool held = false;
+    for (int i = 0; i < KE_PROCS_MAX && !held; i++) /* without the lock, as most processes are not held */
+        held = s->procs[i].pid == getpid() && __atomic_load_n(&s->procs[i].state, __ATOMIC_ACQUIRE) != KE_RUNNING;
+    if (!held) return 0;
+    ke_state_lock(s); /* the slot may be that of a process that has ended, or of another PID namespace */
+    const struct ke_proc *p = ke_proc_find(s, getpid());
+    held = p && p->state != KE_RUNNING;
+    ke_state_unlock(s);
+    return held;
+}
+
 uint64_t ke_gpu_used(const struct ke_state *s, unsigned gpu) {
     uint64_t used = 0;
     for (int i = 0; i < KE_PROCS_MAX; i++) {

@@ -60,6 +60,7 @@ enum ke_quirk {
     KE_QUESTIONS_PASS = 1u << 15,
     KE_CHECKPOINT_NEEDS_ROOM = 1u << 16,
     KE_NO_PROCESS_SIZES = 1u << 17,
+    KE_NVML_WAITS = 1u << 18,
 };
 
 /* The part of a context that NVML counts for no process: an H200 freed 6 MiB more than the row said, and took as much
@@ -186,6 +187,8 @@ void ke_fault_hang(struct ke_state *s, int pid, enum ke_op op);
 uint64_t ke_now_ns(void);
 void ke_sleep_ns(uint64_t ns);
 int ke_process_start(int pid, uint64_t *start_ticks); /* -1: no such live process */
+/* Returns whether a caller of the checkpoint API holds this process: it is locked or out. */
+int ke_process_held(struct ke_state *s);
 int ke_process_leader(int tid);                       /* returns the process of a thread id; -1: none */
 
 #endif

@@ -259,6 +259,8 @@ def _cost_ns(st: State, session: Session, doing: Doing) -> int:
         return st.speed.out_ns(session.resident_bytes)
     if doing is Doing.PAGING_IN:
         return st.speed.in_ns(session.footprint_bytes - session.resident_bytes)
+    if doing is Doing.RESIDUE_IN:
+        return st.speed.in_ns(session.taken_bytes)
     return HOLD_NS
 
 
@@ -272,4 +274,6 @@ def _outcome(op: OngoingOperation, session: Session, now_ns: int) -> ev.Event:
     if op.doing is Doing.PAGING_IN:
         moved_bytes = session.footprint_bytes - session.resident_bytes
         return ev.PagedIn(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
+    if op.doing is Doing.RESIDUE_IN:
+        return ev.ResidueBack(op=op.op, moved_bytes=session.taken_bytes, elapsed_ns=elapsed_ns)
     return ev.Suspended(op=op.op) if op.doing is Doing.SUSPENDING else ev.Resumed(op=op.op)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
 from kiwi_core.sched.model.mode import Mode
-from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESIDUE_IN
 from kiwi_core.sched.model.readings import Readings
 from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING, Want
 from kiwi_core.sched.model.usage import RecentUsage
@@ -39,6 +39,9 @@ class Derived(Mode, Readings):
     misplaced: dict[SessionId, Session] = field(default_factory=dict)
     """The sessions that need an operation outside the queue's order: see
     ``settle._tend_misplaced``."""
+    taken: dict[SessionId, Session] = field(default_factory=dict)
+    """The sessions of whose residue the driver has taken something (``Session.taken_bytes``), or a
+    call of whose programs waits for that."""
     claimed_bytes: int = 0
     """The sum of what sessions hold and of what is reserved for restores and expected growth."""
     resident_bytes: int = 0
@@ -69,6 +72,10 @@ class Derived(Mode, Readings):
         session.footprint_bytes = footprint
         held_bytes = footprint + session.asked_bytes
         session.need_bytes = session.expected_bytes(held_bytes, self.total_bytes)
+        if session.taken_bytes or session.residue_wanted:
+            self.taken[session.id] = session
+        elif self.taken:
+            self.taken.pop(session.id, None)
         if resident != session.counted_resident_bytes:
             self.resident_bytes += resident - session.counted_resident_bytes
             session.counted_resident_bytes = resident
@@ -100,6 +107,8 @@ class Derived(Mode, Readings):
                 claim = session.footprint_bytes
             elif op.doing is PAGING_OUT:
                 host += claim
+            elif op.doing is RESIDUE_IN:
+                claim += session.taken_bytes
         if grows and self.protects and not session.gone and not session.leaving:
             need = session.need_bytes
             if need > claim:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import Residency
+
+if TYPE_CHECKING:
+    from kiwi_core.config import Config
 
 # Each member under its own name. Python 3.11 takes 100 ns to read a member from its class and 6 ns
 # to read a global name, and an event of the scheduler reads some thirty.
@@ -13,6 +16,11 @@ RESIDENT: Final = Residency.RESIDENT
 SUSPENDED: Final = Residency.SUSPENDED
 PAGED_OUT: Final = Residency.PAGED_OUT
 LOST: Final = Residency.LOST
+
+LONGEST_PAUSE: Final = 32
+"""The longest pause before a residue comes back, in first ones (``Config.residue_pause_ns``). The
+pause doubles with each time that the driver takes it before its session has run again, so that a
+residue for which there is room only now and then does not go back and forth."""
 
 
 @dataclass(eq=False)
@@ -37,6 +45,15 @@ class Memory:
     for room, and what they cannot own stays in the GPU when the session is out."""
     read_ns: int = -1
     """When the last reading of its memory began."""
+    taken_bytes: int = 0
+    """What the driver has taken of the residue that libraries had left in the GPU, by the last
+    observation. 0 unless PAGED_OUT."""
+    residue_wanted: bool = False
+    """A call of its program, which needs no lease, waits for that. Only while PAGED_OUT."""
+    residue_pause_ns: int = 0
+    """The last pause before its residue may come back; 0 once it has run since."""
+    residue_not_before_ns: int = 0
+    """When its residue may come back for its own sake."""
     left_ns: int = -1
     """When the session last gave up the lease without reporting what it left in the GPU. A
     reading that began earlier is stale."""
@@ -57,6 +74,25 @@ class Memory:
         self.resident_bytes = resident_bytes
         self.owned = owned
 
+    def residue_seen(self, taken_bytes: int, config: Config, now_ns: int) -> None:
+        """Take what the driver has of its residue, as it was just read."""
+        taken_bytes = taken_bytes if self.residency is PAGED_OUT else 0
+        if taken_bytes and not self.taken_bytes and not self.residue_wanted:
+            self.residue_waits(config, now_ns)
+        self.taken_bytes = taken_bytes
+
+    def residue_waits(self, config: Config, now_ns: int) -> None:
+        """Leave its residue where it is for a while: it was taken, or could not be brought back."""
+        first_ns = config.residue_pause_ns
+        doubled_ns = max(first_ns, 2 * self.residue_pause_ns)
+        self.residue_pause_ns = min(doubled_ns, LONGEST_PAUSE * first_ns)
+        self.residue_not_before_ns = now_ns + self.residue_pause_ns
+
+    def wants_residue(self, now_ns: int) -> None:
+        if not self.residue_wanted:
+            self.residue_wanted = True
+            self.residue_not_before_ns = now_ns
+
     def was_read_at(self, began_ns: int) -> None:
         """Record when a reading of its memory began; an older one changes nothing."""
         if self.read_ns < began_ns:
@@ -74,6 +110,8 @@ class Memory:
         self.resident_bytes = resident_bytes
         self.paged_out_bytes = paged_out_bytes
         self.restore_bytes = resident_bytes + paged_out_bytes
+        self.taken_bytes = 0
+        self.residue_wanted = False
 
     def was_suspended(self, resident_bytes: int | None) -> None:
         """Record a suspension that left its memory in the GPU; ``None``: its size is unknown."""
@@ -85,6 +123,8 @@ class Memory:
         """Record that its process is free to run, and that nothing is in system RAM."""
         self.residency = RESIDENT
         self.paged_out_bytes = self.restore_bytes = 0
+        self.taken_bytes = self.residue_pause_ns = 0
+        self.residue_wanted = False
 
     def went_out(self, restore_bytes: int, out_bytes: int, stays_bytes: int) -> None:
         """Record a page-out, after which ``out_bytes`` are in system RAM. What was there before
@@ -94,6 +134,15 @@ class Memory:
         if self.paged_out_bytes < out_bytes:
             self.paged_out_bytes = out_bytes
         self.resident_bytes = stays_bytes if self.owned else 0
+
+    def residue_came_in(self, moved_bytes: int) -> None:
+        """Record that the driver has brought back what it had taken. Only libraries leave a
+        residue, so it is owned, too."""
+        self.paged_out_bytes = min(self.paged_out_bytes, max(0, self.restore_bytes - moved_bytes))
+        self.resident_bytes += moved_bytes
+        self.owned = True
+        self.taken_bytes = 0
+        self.residue_wanted = False
 
     def came_in(self, resident_bytes: int) -> None:
         self.was_resumed()

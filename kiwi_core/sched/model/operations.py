@@ -19,6 +19,7 @@ class Doing(Enum):
     RESUMING = "resuming"
     PAGING_OUT = "paging-out"
     PAGING_IN = "paging-in"
+    RESIDUE_IN = "residue-in"
 
 
 # Each member under its own name: see ``memory``.
@@ -26,6 +27,7 @@ SUSPENDING: Final = Doing.SUSPENDING
 RESUMING: Final = Doing.RESUMING
 PAGING_OUT: Final = Doing.PAGING_OUT
 PAGING_IN: Final = Doing.PAGING_IN
+RESIDUE_IN: Final = Doing.RESIDUE_IN
 
 
 class OngoingOperation(Struct, eq=False):

@@ -100,6 +100,8 @@ class State(Derived):
     """The session that is about to be used: room is being made for it, or will be in this settle
     pass."""
 
+    residues_look_ns: int = 0
+    """When all residues are looked at again (``rules.residues``)."""
     moved_at_ns: int = -1
     """When an operation last began or reported."""
     speed: SwapSpeed = field(default_factory=SwapSpeed)
@@ -154,6 +156,12 @@ class State(Derived):
         del self.ops[op.op]
         session.op_reports(self.now_ns)
         self.moved_at_ns = self.now_ns
+
+    # --- residues -------------------------------------------------------------------------------
+
+    def look_at_residues(self, at_ns: int) -> None:
+        """Have the residues looked at in the first settle pass from ``at_ns`` on."""
+        self.residues_look_ns = at_ns
 
     # --- too little RAM -------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
+            session.residue_seen(event.taken.get(session_id, 0), st.config, st.now_ns)
             _read(st, session, event, began_ns)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.actions import BringResidueBack, Grant, PageIn, PageOut, Resume, Suspend
 from kiwi_core.sched.model.happenings import HOLDS
 from kiwi_core.sched.model.history import MOVES
 from kiwi_core.sched.model.operations import (
     PAGING_IN,
     PAGING_OUT,
+    RESIDUE_IN,
     RESUMING,
     SUSPENDING,
     Doing,
@@ -116,6 +117,10 @@ def page_in(st: State, session: Session, cause: str, *, hinted: bool = False) ->
     _start(st, session, PAGING_IN, cause, hinted=hinted)
 
 
+def bring_residue_back(st: State, session: Session, cause: str) -> None:
+    _start(st, session, RESIDUE_IN, cause)
+
+
 def _start(
     st: State,
     session: Session,
@@ -133,13 +138,14 @@ def _start(
         if doing is PAGING_IN:  # all but what an interrupted page-out left in the GPU
             moved_bytes = session.footprint_bytes - moved_bytes
         move_id = st.history.next()
+    elif doing is RESIDUE_IN:
+        moved_bytes = session.taken_bytes
     st.op_begins(session, OngoingOperation(op, doing, now_ns, ends_turn, hinted, move_id))
     until_ns = now_ns + _allowed_ns(st, moved_bytes)
     action: Action
-    if doing is PAGING_IN:
-        action = PageIn(
-            session=id_, op=op, deadline_ns=until_ns, need_bytes=moved_bytes, cause=cause
-        )
+    if doing is PAGING_IN or doing is RESIDUE_IN:
+        kind = PageIn if doing is PAGING_IN else BringResidueBack
+        action = kind(session=id_, op=op, deadline_ns=until_ns, need_bytes=moved_bytes, cause=cause)
     else:
         action = _ACTIONS[doing](session=id_, op=op, deadline_ns=until_ns, cause=cause)
     st.actions.append(action)

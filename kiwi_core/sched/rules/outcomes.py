@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.happenings import OperationFailed, OperationHung
 from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT
-from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESUMING, SUSPENDING, Doing
+from kiwi_core.sched.model.operations import (
+    PAGING_IN,
+    PAGING_OUT,
+    RESIDUE_IN,
+    RESUMING,
+    SUSPENDING,
+    Doing,
+)
 from kiwi_core.sched.model.turn import NOTHING, QUEUED
 from kiwi_core.sched.rules import bursts, hints, orders
 from kiwi_core.states import Notice, Reason
@@ -27,7 +34,7 @@ HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})
 """Reasons that hardly change within a second: they get the longest back-off at once."""
 
 
-_SUCCESSES = frozenset({ev.Suspended, ev.Resumed, ev.PagedOut, ev.PagedIn})
+_SUCCESSES = frozenset({ev.Suspended, ev.Resumed, ev.PagedOut, ev.PagedIn, ev.ResidueBack})
 
 
 def _take(
@@ -238,8 +245,29 @@ def page_out_lost(st: State, event: ev.PageOutLost) -> None:
 
 
 def page_in_lost(st: State, event: ev.PageInLost) -> None:
-    if (taken := _take(st, event, PAGING_IN)) is not None:
+    session = st.ops.get(event.op)
+    residue = session is not None and session.op is not None and session.op.doing is RESIDUE_IN
+    if (taken := _take(st, event, RESIDUE_IN if residue else PAGING_IN)) is not None:
         lost(st, *taken, event.detail)
+
+
+def residue_back(st: State, event: ev.ResidueBack) -> None:
+    if (taken := _take(st, event, RESIDUE_IN)) is not None:
+        session, _ = taken
+        session.residue_came_in(event.moved_bytes)
+        st.memory_read(session, st.now_ns)
+        st.tell(session, "its contexts are back: {!b} in {!t}", event.moved_bytes, event.elapsed_ns)
+        _leave_or_return(st, session)
+
+
+def residue_refused(st: State, event: ev.ResidueRefused) -> None:
+    """Leave the residue where it is for a while. That is no reason to put off a page-in."""
+    if (taken := _take(st, event, RESIDUE_IN)) is not None:
+        session, _ = taken
+        session.residue_waits(st.config, st.now_ns)
+        words = f"{event.reason.value}: {event.detail}" if event.detail else event.reason.value
+        st.tell(session, "its contexts do not come back yet ({})", words)
+        _leave_or_return(st, session)
 
 
 def lost(st: State, session: Session, running: OngoingOperation, detail: str) -> None:
@@ -294,6 +322,8 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.PagedIn: paged_in,
     ev.PageInRefused: page_in_refused,
     ev.PageInLost: page_in_lost,
+    ev.ResidueBack: residue_back,
+    ev.ResidueRefused: residue_refused,
     ev.Resumed: resumed,
     ev.ResumeFailed: resume_failed,
     ev.OperationOverdue: overdue,

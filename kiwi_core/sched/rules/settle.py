@@ -2,6 +2,7 @@
 
 Handlers only record what happened. The order matters: bursts that are over end first, then the
 mode follows from the remaining sessions, then waiters get what is free, then runners are protected.
+What nobody waits for comes last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kiwi_core.sched.rules import (
     hints,
     kept_out,
     orders,
+    residues,
     turns,
 )
 from kiwi_core.states import Notice
@@ -48,6 +50,7 @@ def settle(st: State) -> None:
         _tend_misplaced(st)
     if st.hinted is not None:
         hints.tend(st, st.hinted)
+    residues.tend(st)
 
 
 def _end_lingerers(st: State) -> None:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
-from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, SUSPENDING
+from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESIDUE_IN, SUSPENDING
 from kiwi_core.sched.model.turn import NOTHING
 from kiwi_core.sched.rules import orders, room, tenancy
 from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
@@ -119,7 +119,7 @@ def _under_way(st: State, waiter: Session) -> QueueStep:
         else:
             waiter.block(Notice.STUCK, "a driver call on it hangs")
         return GO_ON
-    if _restoring(waiter):
+    if _restoring(waiter) and op is not None and op.doing is PAGING_IN:
         room.make_up(st, waiter)
     coming_in = waiter.id in st.chosen
     return GO_ON if coming_in and not st.serialised else WAIT
@@ -176,12 +176,12 @@ def _may_restore(st: State) -> bool:
 
 def _restoring(session: Session) -> bool:
     op = session.op
-    return op is not None and op.doing is PAGING_IN and not op.overdue
+    return op is not None and op.doing in (PAGING_IN, RESIDUE_IN) and not op.overdue
 
 
 def _comes_for_nobody(session: Session) -> bool:
-    """Return whether the page-in of ``session`` serves no wait: the request was withdrawn, or a
-    hint was the reason."""
+    """Return whether what comes in of ``session`` serves no wait: the request was withdrawn, a hint
+    was the reason, or it is a residue."""
     return _restoring(session) and session.want is NOTHING
 
 

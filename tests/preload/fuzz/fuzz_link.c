@@ -26,7 +26,7 @@
 
 /* ---- a gate and a mover ------------------------------------------------------------------------ */
 
-static bool closed, shut, armed, out, leaving, owning, decided;
+static bool closed, shut, taken, armed, out, leaving, owning, decided;
 static const uint8_t *choices;
 static size_t choices_left;
 
@@ -48,6 +48,13 @@ bool kp_gate_shut(int64_t until_ns) {
     shut = shut || choose(4) != 3;
     return shut;
 }
+void kp_gate_take(int64_t until_ns) {
+    (void)until_ns;
+    MUST(shut);
+    taken = true;
+}
+void kp_gate_take_back(void) { taken = false; }
+bool kp_gate_is_taken(void) { return taken; }
 bool kp_gate_is_shut(void) { return shut; }
 void kp_gate_ask_again(void) { MUST(shut); }
 bool kp_owning(void) { return owning; }
@@ -60,7 +67,7 @@ bool kp_own_decide(bool own) {
 }
 void kp_gate_open(void) {
     MUST(closed && (!out || leaving));
-    closed = shut = false;
+    closed = shut = taken = false;
 }
 void kp_gate_arm(bool now) { armed = now; }
 bool kp_gate_is_armed(void) { return armed; }
@@ -181,7 +188,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < CHOICES + 1) return 0;
     choices = data + 1;
     choices_left = CHOICES;
-    closed = shut = armed = out = leaving = false;
+    closed = shut = taken = armed = out = leaving = false;
     owning = choose(4) != 3;
     decided = choose(2);
     kp_wire.unsent = kp_wire.in.used = 0;

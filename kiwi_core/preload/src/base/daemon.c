@@ -5,10 +5,11 @@
 #include <stddef.h>
 
 static void no_lease(void) {}
+static void no_context(void) {}
 static bool no_room(uint64_t bytes, int64_t until_ns) { return (void)bytes, (void)until_ns, false; }
 static void no_books(void) {}
 
-static const struct kp_daemon nobody = {no_lease, no_room, no_books};
+static const struct kp_daemon nobody = {no_lease, no_context, no_room, no_books};
 static const struct kp_daemon *answering = &nobody; /* an atomic */
 
 void kp_daemon_through(const struct kp_daemon *link) {
@@ -18,5 +19,6 @@ void kp_daemon_through(const struct kp_daemon *link) {
 static inline const struct kp_daemon *now(void) { return __atomic_load_n(&answering, __ATOMIC_ACQUIRE); }
 
 void kp_daemon_want_lease(void) { now()->want_lease(); }
+void kp_daemon_want_context(void) { now()->want_context(); }
 bool kp_daemon_want_room(uint64_t bytes, int64_t until_ns) { return now()->want_room(bytes, until_ns); }
 void kp_daemon_books_changed(void) { now()->books_changed(); }

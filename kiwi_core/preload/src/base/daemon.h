@@ -10,6 +10,10 @@
 /* Requests the lease. Called by a thread that waits at the gate, any number of times. */
 void kp_daemon_want_lease(void);
 
+/* Requests only the context, which the driver may have. Called by a thread that waits in front of NVML, any number of
+ * times. */
+void kp_daemon_want_context(void);
+
 /* Blocks the calling thread, which stands aside from the gate, until the daemon has made room (true:
  * try again) or there will be none: the daemon says so, `until_ns` is over, there is no daemon, or the process
  * exits. */
@@ -23,6 +27,7 @@ void kp_daemon_books_changed(void);
 
 struct kp_daemon { /* the functions that do the above */
     void (*want_lease)(void);
+    void (*want_context)(void);
     bool (*want_room)(uint64_t bytes, int64_t until_ns);
     void (*books_changed)(void);
 };

@@ -26,6 +26,7 @@
 #define CLOSING ((uint32_t)KP_GATE_CLOSING)
 #define SLOW ((uint32_t)KP_GATE_SLOW)
 #define SHUT ((uint32_t)KP_GATE_SHUT)
+#define TAKEN ((uint32_t)KP_GATE_TAKEN)
 
 /* From <linux/membarrier.h>, which old systems lack. */
 #define MEMBARRIER_EXPEDITED (1 << 3)
@@ -34,11 +35,15 @@
 /* A thread that is about to sleep when kp_gate_ask_again is called would not ask; so it looks again. */
 #define ASK_NS 1000000000ll
 
+#define NVML_NS 1000000000ll /* a signal handler may have left a call of NVML by siglongjmp(): it counts for ever */
+
 #define SEATS 1024 /* threads that use the GPU at the same time; further threads share one counter, which is slower */
 
 static struct {
     uint32_t drained; /* a futex: changes when a thread leaves while the gate is closed or closing */
     uint32_t asked;   /* the link knows that a thread waits for the lease */
+    uint32_t context_asked; /* the link knows that a thread waits for the context */
+    uint32_t in_nvml;       /* counts threads in a call of NVML */
     int32_t captures;
     uint32_t seats; /* every seat that was ever taken has a lower index */
     struct kp_seat standing; /* for threads without a seat: `inside` counts those in a gated call */
@@ -201,6 +206,25 @@ void kp_gate_leave(bool entered) {
     else kp_gate_step_out(seat);
 }
 
+void kp_gate_leave_nvml(void) {
+    __atomic_fetch_sub(&gate.in_nvml, 1, __ATOMIC_SEQ_CST);
+    if (!(GET(kp_gate_state) & TAKEN)) return;
+    __atomic_fetch_add(&gate.drained, 1, __ATOMIC_SEQ_CST);
+    futex_wake(&gate.drained);
+}
+
+void kp_gate_enter_nvml(void) {
+    kp_check_fork();
+    for (;;) {
+        __atomic_fetch_add(&gate.in_nvml, 1, __ATOMIC_SEQ_CST);
+        uint32_t state = GET(kp_gate_state);
+        if (__builtin_expect(!(state & TAKEN), 1)) return;
+        kp_gate_leave_nvml();
+        if (!__atomic_exchange_n(&gate.context_asked, 1, __ATOMIC_SEQ_CST)) kp_daemon_want_context();
+        futex_wait(&kp_gate_state, state, kp_now_ns() + ASK_NS);
+    }
+}
+
 bool kp_gate_stand_aside(void) {
     if (self.exempt || !counted()) return false;
     rise(self.seat, KP_GATED);
@@ -274,13 +298,27 @@ bool kp_gate_shut(int64_t until_ns) {
     return good;
 }
 
+static bool nobody_in_nvml(void) { return GET(gate.in_nvml) == 0; }
+
+void kp_gate_take(int64_t until_ns) {
+    int64_t soon_ns = kp_now_ns() + NVML_NS;
+    __atomic_store_n(&gate.context_asked, 0, __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&kp_gate_state, TAKEN, __ATOMIC_SEQ_CST);
+    wait_until(nobody_in_nvml, until_ns < soon_ns ? until_ns : soon_ns);
+}
+
+void kp_gate_take_back(void) {
+    if (kp_gate_is_taken()) clear(TAKEN);
+}
+
 void kp_gate_open(void) {
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST); /* if the gate is still armed, waiting threads ask again */
-    clear(CLOSED | SHUT);
+    clear(CLOSED | SHUT | TAKEN);
 }
 
 void kp_gate_ask_again(void) {
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate.context_asked, 0, __ATOMIC_SEQ_CST);
     futex_wake(&kp_gate_state); /* whoever waits asks */
 }
 
@@ -312,6 +350,7 @@ void kp_gate_arm(bool armed) {
 
 bool kp_gate_is_closed(void) { return GET(kp_gate_state) & CLOSED; }
 bool kp_gate_is_shut(void) { return GET(kp_gate_state) & SHUT; }
+bool kp_gate_is_taken(void) { return GET(kp_gate_state) & TAKEN; }
 bool kp_gate_is_armed(void) { return GET(kp_gate_state) & ARMED; }
 
 bool kp_gate_capturing(void) { return !no_capture(); }

@@ -9,6 +9,9 @@
  *   shut    Closed, and every other call waits, too. Shutting waits until no thread is in the driver.
  *           From then on the driver may take the process. As at an armed gate, a call that waits asks for the
  *           lease.
+ * NVML's calls are none of the driver's, and pass all of these. They wait while the gate is *taken*: the driver may
+ * have the process, and would not let them return. A thread that waits there asks for the context, which needs less
+ * than the lease.
  * A thread at the gate sleeps in the kernel and keeps every lock that it holds, and the GIL: releasing them
  * would break the program's order of locks.
  */
@@ -27,6 +30,9 @@ bool kp_gate_enter(void);
 /* Enters any other call; waits only while the gate is shut. */
 bool kp_gate_enter_other(void);
 void kp_gate_leave(bool entered);
+/* Enter and leave a call of NVML. Entering waits while the gate is taken. */
+void kp_gate_enter_nvml(void);
+void kp_gate_leave_nvml(void);
 
 /* Takes a thread that waits for room out of the count, as if its call had ended: a signal handler may leave the wait by
  * siglongjmp(). Returns false if the thread is not counted. Otherwise kp_gate_come_back counts it again, waiting
@@ -44,6 +50,11 @@ bool kp_gate_close(int64_t until_ns);
 /* Shuts a closed gate: holds every call, and waits until no thread is in the driver. Returns false at until_ns,
  * with the gate only closed, as before. */
 bool kp_gate_shut(int64_t until_ns);
+/* Lets the driver have the process: holds calls of NVML, and waits for those that are inside, until `until_ns` and at
+ * most a second, since the driver waits for them, too. kp_gate_take_back, and opening the gate, end that. */
+void kp_gate_take(int64_t until_ns);
+void kp_gate_take_back(void);
+bool kp_gate_is_taken(void);
 /* Opens the gate, or returns it to armed if the last kp_gate_arm was true. */
 void kp_gate_open(void);
 void kp_gate_arm(bool armed);
@@ -80,6 +91,7 @@ enum {
     KP_GATE_CLOSING = 4, /* a close waits for open captures to end; calls pass, new captures wait */
     KP_GATE_SLOW = 8,    /* this kernel has no membarrier */
     KP_GATE_SHUT = 16,   /* together with KP_GATE_CLOSED */
+    KP_GATE_TAKEN = 32,  /* together with KP_GATE_SHUT; only calls of NVML mind it */
 };
 
 struct kp_seat { /* says whether a thread is inside, and in which kind of call */

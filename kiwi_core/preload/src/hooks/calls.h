@@ -30,6 +30,7 @@ struct kp_call { /* one function by its plain name, as a program passes it to cu
 extern struct kp_symbol kp_symbols[];  /* grouped by call */
 extern const struct kp_call kp_calls[]; /* in the order of names */
 extern struct kp_slot_ kp_spares[], kp_wides[], kp_others[]; /* kp_others: for calls that are not gated */
+extern struct kp_slot_ kp_nvmls[];                           /* for functions of NVML */
 
 static inline void *kp_symbol_real(struct kp_symbol *symbol) {
     return __atomic_load_n(&symbol->real, __ATOMIC_RELAXED);
@@ -45,6 +46,9 @@ struct kp_symbol *kp_symbol_named(const char *symbol);
 void *kp_wrapper_of_symbol(const char *name, void *real);
 /* Returns the wrapper of `real`, which cuGetProcAddress(name, version, flags) returned. */
 void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t flags);
+
+/* Returns the wrapper of a function of NVML; `real` itself: it needs none, or there is none left. */
+void *kp_wrapper_of_nvml(const char *name, void *real);
 
 /* Returns the driver's function, or NULL if there is none. For a wrapper that is called before its function
  * was looked up, by a program linked with libcuda. */
@@ -77,6 +81,13 @@ extern __thread struct kp_slow {
     W result = ((T##n)real)(P##n);                                                                   \
     kp_gate_step_out(seat);                                                                          \
     if (foreign_ >= 0 && (int)result == 0) kp_wrapped_foreign(foreign_);                             \
+    return result;
+
+#define PASS_NVML(n, slot_)                                                                          \
+    void *real = __atomic_load_n(&slot_, __ATOMIC_RELAXED);                                          \
+    kp_gate_enter_nvml();                                                                            \
+    W result = ((T##n)real)(P##n);                                                                   \
+    kp_gate_leave_nvml();                                                                            \
     return result;
 
 /* For a function that is not yet looked up, a nested call, a thread's first call, or a gate that holds it up. */

@@ -111,6 +111,16 @@ bool kp_in_driver_libraries(const void *address) {
     return map && kp_is_the_drivers_library(map->l_name);
 }
 
+bool kp_in_nvml(const void *address) {
+    static struct link_map *nvml;
+    struct link_map *map = library_of(address);
+    if (!map || map == __atomic_load_n(&nvml, __ATOMIC_ACQUIRE)) return map != NULL;
+    if (!called(map->l_name, "libnvidia-ml.so")) return false;
+    if (!dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE)) return false;
+    __atomic_store_n(&nvml, map, __ATOMIC_RELEASE);
+    return true;
+}
+
 bool kp_in_this_library(const void *address) {
     static struct link_map *self;
     struct link_map *us = __atomic_load_n(&self, __ATOMIC_ACQUIRE);

@@ -20,6 +20,9 @@ bool kp_is_the_drivers_library(const char *path);
 /* Looks a name up in the library that the address belongs to, and in what that library was loaded with. */
 void *kp_look_up_beside(const void *address, const char *name);
 bool kp_same_library(const void *one, const void *other);
+/* Returns whether `address` is a function of NVML, which stays loaded from then on: a driver of version 610 calls it at
+ * a lock, also if the program has closed it (NVIDIA/cuda-checkpoint#58). */
+bool kp_in_nvml(const void *address);
 /* Returns whether kp_real is filled. */
 bool kp_real_ready(void);
 /* Looks for a libcuda that is loaded although no look-up of it came through this library. */

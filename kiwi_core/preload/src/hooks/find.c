@@ -31,7 +31,19 @@ struct answer {
 };
 
 __attribute__((visibility("hidden"))) dlsym_fn *kp_dlsym_of_system;
-__attribute__((visibility("hidden"), used)) EARLY struct answer kp_look_up(void *handle, const char *name,
+__attribute__((visibility("hidden"), used)) EARLY static bool may_be_nvmls(const char *name) {
+    return name && name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l' && name[4] >= 'A' &&
+           name[4] <= 'Z';
+}
+
+/* Returns the wrapper of a function of NVML; one that is searched for in the next library is not replaced. */
+static struct answer look_up_nvml(void *handle, const char *name, void *caller) {
+    void *real = handle == RTLD_NEXT ? NULL : kp_system_dlsym(handle, name);
+    if (!real || kp_disabled() || kp_in_driver_libraries(caller) || !kp_in_nvml(real)) return (struct answer){NULL, 0};
+    return (struct answer){kp_wrapper_of_nvml(name, real), 1};
+}
+
+EARLY struct answer kp_look_up(void *handle, const char *name,
                                                                            void *caller);
 
 #if defined(__x86_64__)
@@ -159,6 +171,7 @@ EARLY struct answer kp_look_up(void *handle, const char *name, void *caller) {
     const struct answer go_on = {NULL, 0};
     if (!kp_system_dlsym_ready()) return (struct answer){NULL, 1};
     if (handle != RTLD_NEXT) kp_bind_new(); /* (a sanitizer looks up the next library's before it has started) */
+    if (may_be_nvmls(name)) return look_up_nvml(handle, name, caller);
     if (!kp_may_be_the_drivers(name)) return go_on;
     void *real = found_for(caller, handle, name);
     /* Anything but the driver is searched for again in the caller's place, with the caller's result and error. */

@@ -96,6 +96,13 @@ void *kp_wrapper_of_symbol(const char *name, void *real) {
     return symbol ? symbol->wrapper : new_form(call, name, real, 0);
 }
 
+void *kp_wrapper_of_nvml(const char *name, void *real) {
+    /* The first asks nobody; the second waits for events of the GPU, perhaps for ever. */
+    if (!strcmp(name, "nvmlErrorString") || !strncmp(name, "nvmlEventSetWait", strlen("nvmlEventSetWait"))) return real;
+    void *wrapper = slot_for(kp_nvmls, KP_NVMLS, real);
+    return wrapper ? wrapper : real;
+}
+
 /* ---- by cuGetProcAddress ---- */
 
 #define PER_THREAD_STREAM 2 /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */

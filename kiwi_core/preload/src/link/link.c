@@ -39,7 +39,7 @@ static bool connected, ended;
 static int64_t away_since_ns = INT64_MIN / 2; /* when the daemon was lost; long ago: there never was one */
 
 static struct kp_descriptor bell[2] = {{.fd = -1}, {.fd = -1}}; /* wakes the pager thread: what is sent to 1 arrives at 0 */
-static bool lease_wanted, books_changed; /* atomics */
+static bool lease_wanted, context_wanted, books_changed; /* atomics */
 
 static bool take(bool *flag) {
     return __atomic_load_n(flag, __ATOMIC_RELAXED) && __atomic_exchange_n(flag, false, __ATOMIC_ACQ_REL);
@@ -52,6 +52,7 @@ static void raise_flag(bool *flag) {
 /* ---- the threads that want something --------------------------------------------------------- */
 
 static void want_lease(void) { raise_flag(&lease_wanted); }
+static void want_context(void) { raise_flag(&context_wanted); }
 
 static void note_books(void) {
     if (!__atomic_load_n(&books_changed, __ATOMIC_RELAXED)) raise_flag(&books_changed);
@@ -139,7 +140,7 @@ static bool hang_bell(void) {
 }
 
 bool kp_link_prepare(void) {
-    static const struct kp_daemon link = {want_lease, want_room, note_books};
+    static const struct kp_daemon link = {want_lease, want_context, want_room, note_books};
     if (!hang_bell()) return false;
     kp_daemon_through(&link);
     return true;
@@ -164,6 +165,7 @@ void kp_link_clear_wake(void) {
 }
 
 bool kp_link_take_lease(void) { return take(&lease_wanted); }
+bool kp_link_take_context(void) { return take(&context_wanted); }
 bool kp_link_take_books(void) { return take(&books_changed); }
 
 bool kp_link_take_room(uint64_t *request, uint64_t *bytes) {
@@ -208,6 +210,7 @@ void kp_link_set_connected(bool now) {
     for (struct room_request *r = room_requests; r; r = r->next) r->asked = false;
     call_all();
     pthread_mutex_unlock(&mu);
+    take(&context_wanted);
     take(&lease_wanted); /* a thread that wanted the lease was let through, or asks again */
     kp_arena_enable(now); /* without a daemon that could page us out, no host memory is pinned */
 }

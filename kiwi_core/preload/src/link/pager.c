@@ -69,6 +69,7 @@ void kp_pager_look(int64_t now_ns) {
 /* Ends a yield: the daemon's order means that the driver has let go of the process. */
 static void take_back(void) {
     set(&yielded, false);
+    kp_gate_take_back();
     kp_arena_stop(false, 0);
 }
 
@@ -80,8 +81,9 @@ static void yield(int64_t until_ns, struct kp_outcome *o) {
     } else if (kp_owning() && !kp_arena_stop(true, until_ns)) {
         kp_arena_stop(false, 0);
         refused(o, "lock-timeout", "a call that prepares host memory did not end in time");
-    } else if (kp_owning()) {
-        set(&yielded, true);
+    } else {
+        if (kp_owning()) set(&yielded, true);
+        kp_gate_take(until_ns);
     }
 }
 
@@ -108,7 +110,11 @@ static void settle(int64_t until_ns, struct kp_outcome *o) {
  * may be in the driver. */
 static void hold(int64_t until_ns, struct kp_outcome *o) {
     settle(until_ns, o);
-    if (!held || kp_gate_shut(until_ns)) return;
+    if (!held) return;
+    if (kp_gate_shut(until_ns)) {
+        if (!kp_owning()) kp_gate_take(until_ns); /* no further order says that the driver takes it */
+        return;
+    }
     refused(o, "lock-timeout", "a wait, or another call of the program, did not end in time");
     let_go();
 }
