@@ -1,8 +1,8 @@
 """What a machine has proven: that Kiwi's library moves memory there without losing a byte.
 
 A proof holds for a model of GPU, a version of the driver, and the sources of Kiwi's library. It
-lies in the user's cache: it outlasts daemons and restarts, and whoever could forge it there could replace
-the library, too. An emulated GPU proves the library, and nothing about any driver.
+lies in the user's cache: it outlasts daemons and restarts, and whoever could forge it there could
+replace the library, too. An emulated GPU proves the library, and nothing about any driver.
 """
 
 from __future__ import annotations
