@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -156,13 +157,15 @@ def test_a_daemon_that_is_killed_counts_from_zero() -> None:
             client.acquire(timeout_s=PATIENCE_S)
             client.end_burst()
             until(daemon, lambda s: s("kiwi_lease_grants_total", after="request") == 1, "granted")
+            killed_s = time.monotonic()
             daemon.kill_child()
         anew = until(
             daemon,
             lambda s: s("kiwi_up") == 1 and s("kiwi_lease_grants_total", after="request") == 0,
             "a new daemon answers",
         )
-        assert anew("kiwi_lease_held_seconds_total") == 0
+        # By the roster the session may be in a burst: then it has the GPU until it is missed.
+        assert anew("kiwi_lease_held_seconds_total") <= time.monotonic() - killed_s
 
 
 def test_hints_are_counted_by_what_came_of_them() -> None:
@@ -210,7 +213,9 @@ def test_without_the_option_nobody_listens() -> None:
         assert daemon.process is not None
         family = [psutil.Process(daemon.process.pid)]
         family += family[0].children(recursive=True)
-        assert not any(process.net_connections(kind="inet") for process in family)
+        for process in family:
+            with suppress(psutil.NoSuchProcess):  # a mover that was not needed
+                assert not process.net_connections(kind="inet")
         assert "metrics" not in daemon.log()
 
 
