@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.errors import GpuError, PeerError
+from kiwi_core.errors import GpuError, KiwiError
 from kiwi_core.units import seconds_to_ns
 from kiwi_core.wire.framing import FrameReader, decode_client, encode
 from kiwi_core.wire.messages import PROTOCOL, Hello, Ping, Pong, Welcome
@@ -79,7 +79,7 @@ class OneLink:
                 left_s = ends_s - time.monotonic()
                 if self._over or left_s <= 0:
                     why = "ended its connection" if self._over else f"took over {within_s:.0f} s"
-                    raise GpuError("proof", f"Kiwi's library {why}, asked {what}.")
+                    raise GpuError("unclear", f"Kiwi's library {why}, asked {what}.")
                 self._changed.wait(left_s)
 
     def _serve(self) -> None:
@@ -89,11 +89,12 @@ class OneLink:
             while data := self._socket.recv(1 << 16):
                 for line in reader.feed(data):
                     self._take(decode_client(line))
-        except (OSError, PeerError):
+        except (OSError, KiwiError):
             pass
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
 
     def _take(self, message: ClientMessage) -> None:
         if isinstance(message, Hello):
@@ -114,8 +115,8 @@ class OneLink:
 
     def _send(self, message: DaemonMessage) -> None:
         if self._socket is None:
-            raise GpuError("proof", "Kiwi's library has not connected.")
+            raise GpuError("unclear", "Kiwi's library has not connected.")
         try:
             self._socket.sendall(encode(message))
         except OSError as error:
-            raise GpuError("proof", "Kiwi's library has ended its connection.") from error
+            raise GpuError("unclear", "Kiwi's library has ended its connection.") from error

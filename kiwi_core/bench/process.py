@@ -49,6 +49,15 @@ class BenchWorker:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def status(self) -> int | None:
+        """Return its exit status, negative if a signal ended it; ``None``: it lives."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """End it at once, wherever it waits."""
+        self._process.kill()
+
     def __enter__(self) -> BenchWorker:
         return self
 

@@ -87,7 +87,11 @@ def run(args: argparse.Namespace) -> int:
         from kiwi_core.cli.prove import prove
 
         style = Style.of(sys.stdout)
-        return prove(lambda one: print("\n".join(lines_of(one, style)), flush=True), args.emulate)
+        return prove(
+            lambda one: print("\n".join(lines_of(one, style)), flush=True),
+            args.emulate,
+            directory_of(args),
+        )
     if args.print is not None:
         print((Path(__file__).with_name("files") / FILES[args.print]).read_text(), end="")
         return exits.OK

@@ -13,9 +13,11 @@ from kiwi_core import emulator
 from kiwi_core.bench import proof as proving
 from kiwi_core.cli import exits
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
+from kiwi_core.client import Client
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import nvml, proofs
 from kiwi_core.units import format_bytes
+from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,17 +28,39 @@ if TYPE_CHECKING:
 AREA = "proof"
 
 
-def prove(show: Callable[[Finding], None], emulate: str | None) -> int:
+def prove(show: Callable[[Finding], None], emulate: str | None, sockets: Path) -> int:
     """Let each GPU prove itself, show what came out, and keep it. ``emulate``: emulated GPUs of
-    these sizes instead. Raise ``KiwiError`` if there is no GPU."""
+    these sizes instead. Raise ``KiwiError`` if there is no GPU, or somebody computes there by what
+    the daemons in ``sockets`` say."""
     with ExitStack() as stack:
         if emulate is not None:
             _emulate(emulate, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         found = nvml.gpus()
         if not found:
             raise CallerError("no-gpu", "There is no NVIDIA GPU on this machine.")
+        for gpu in found:
+            _must_be_idle(sockets / f"{gpu.uuid}.sock", gpu)
         results = [finding for gpu in found for finding in _proven(gpu, show)]
     return exits.OK if all(finding.level.name != "FAIL" for finding in results) else exits.FAILED
+
+
+def _must_be_idle(socket: Path, gpu: GpuInfo) -> None:
+    """Raise ``CallerError`` if a daemon says that somebody has this GPU or waits for it: both would
+    be in each other's way."""
+    client = Client(socket, role=Role.OBSERVER, reconnect=False)
+    try:
+        client.connect()
+        status = client.status()
+    except KiwiError:
+        return
+    finally:
+        client.close()
+    if status.holders or status.queue:
+        raise CallerError(
+            "gpu-in-use",
+            f"GPU {gpu.index} is in use (kiwi status), and a proof would be in the way.",
+            "Wait until nobody computes. The daemon proves its GPU by itself in an idle moment.",
+        )
 
 
 def _emulate(sizes: str, directory: Path) -> None:
@@ -52,8 +76,9 @@ def _emulate(sizes: str, directory: Path) -> None:
 
 def _proven(gpu: GpuInfo, show: Callable[[Finding], None]) -> Iterator[Finding]:
     try:
-        proof = proving.prove(gpu, lambda name: print(f"  {name} …", file=sys.stderr, flush=True))
-        proofs.save(proof)
+        with proofs.one_at_a_time():
+            proof = proving.prove(gpu, _say)
+            proofs.save(proof)
     except (KiwiError, OSError) as error:
         remedy = (
             getattr(error, "remedy", "") or "Is the cache directory writable, and the disk full?"
@@ -63,6 +88,10 @@ def _proven(gpu: GpuInfo, show: Callable[[Finding], None]) -> Iterator[Finding]:
         finding = _judged(gpu, proof)
     show(finding)
     yield finding
+
+
+def _say(name: str) -> None:
+    print(f"  {name} …", file=sys.stderr, flush=True)
 
 
 def _judged(gpu: GpuInfo, proof: Proof) -> Finding:

@@ -320,10 +320,9 @@ class GpuDaemon:
             self._registry, machine.gpu.total_bytes, self._link_died, self._roster.save,
             shares[PROGRAMS],
         )  # fmt: skip
-        self._self_proof = SelfProof(machine.gpu, self._is_idle, self._options.asked.pager)
-        self._ownership = Ownership(
-            coherent_machine(machine.gpu.name), self._roster.save_soon, self._self_proof.objection
-        )
+        coherent, pager = coherent_machine(machine.gpu.name), self._options.asked.pager
+        self._self_proof = SelfProof(machine.gpu, self._is_idle, pager, coherent)
+        self._ownership = Ownership(coherent, self._roster.save_soon, self._self_proof.objection)
         self._links.ownership = self._ownership
         self._budget = HostBudget(
             self._links, lambda: self._pager.export_footprints(),

@@ -292,8 +292,9 @@ def moved_by_driver(objection: OwnershipObjection | None, default: GateOnly | No
 _UNPROVEN: Final = frozenset({GateOnly.UNPROVEN, GateOnly.PROOF_FAILED})
 
 
-def pager_of_the_machine(why_not: GateOnly | None, proof: Proof | None) -> str:
-    """Return what moves the memory of programs that ask for nothing, and why."""
+def pager_of_the_machine(why_not: GateOnly | None, proof: Proof | None, trouble: str = "") -> str:
+    """Return what moves the memory of programs that ask for nothing, and why. ``trouble``: why the
+    last proof showed nothing."""
     if why_not is None and proof is not None:
         out, back = (
             f"{speed / 1e9:.1f}" for speed in (proof.out_bytes_per_s, proof.in_bytes_per_s)
@@ -302,13 +303,22 @@ def pager_of_the_machine(why_not: GateOnly | None, proof: Proof | None) -> str:
     if why_not is GateOnly.PROOF_FAILED and proof is not None:
         return (
             "by the driver's checkpoint, because this machine failed the proof for Kiwi's library: "
-            f"{proof.failed} Please report that; `kiwi doctor --prove` tries again"
+            f"{proof.failed} Please report that; `kiwi doctor --prove`, as the daemon's user, "
+            "tries again"
+        )
+    if why_not is GateOnly.UNPROVEN and trouble:
+        return (
+            "by the driver's checkpoint, because this machine could not prove itself for Kiwi's "
+            f"faster library: {trouble}"
         )
     if why_not is GateOnly.UNPROVEN:
         return (
             "by the driver's checkpoint, until this machine has proven itself for Kiwi's faster "
-            "library. It does so when the GPU is idle; `kiwi doctor --prove` does it now"
+            "library. It does so when the GPU is idle; `kiwi doctor --prove`, as the daemon's "
+            "user, does it now"
         )
+    if why_not is GateOnly.COHERENT:
+        return "by the driver's checkpoint, because on this machine the CPU uses GPU memory itself"
     return "by the driver's checkpoint, as the daemon was told (--pager checkpoint)"
 
 

@@ -7,10 +7,11 @@ replace the library, too. An emulated GPU proves the library, and nothing about 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from kiwi_core.emulator import ENV_STATE
 from kiwi_core.preload.ready import sources_digest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kiwi_core.gpu.nvml import GpuInfo
@@ -62,6 +64,21 @@ def load(gpu: str, driver: str) -> Proof | None:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=Proof)
     return None
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Wait until no other process of this user proves anything: several GPUs of one model have one
+    proof, and would disturb each other. Raise ``OSError``."""
+    directory = compiled.default_cache_dir() / "proofs"
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with open(directory / "lock", "w", opener=_for_this_user) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def save(proof: Proof) -> None:

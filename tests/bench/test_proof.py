@@ -5,16 +5,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
+from daemon import running_daemon
 from installed import eventually
 from proof_cache import unproven
 
 from kiwi_core import emulator, interpreter
-from kiwi_core.bench.proof import STOPPED
-from kiwi_core.gpu import proofs
+from kiwi_core.bench.process import BenchWorker
+from kiwi_core.bench.proof import STOPPED, prove
+from kiwi_core.client import Client
+from kiwi_core.errors import KiwiError
+from kiwi_core.gpu import nvml, proofs
+from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.gpu.proofs import Proof
 from kiwi_core.preload import _build
 from kiwi_core.preload._paths import ENV_LIBRARY
@@ -89,6 +98,55 @@ def test_a_broken_library_is_noticed(
     assert failed is not None
     assert failed.failed
     assert not failed.passed
+
+
+def kill_in(program: BenchWorker, number: int) -> None:
+    """Send a signal to the program once it has begun its work."""
+    eventually(lambda: len(psutil.Process(program.pid).threads()) > 2, "its library is at work")
+    os.kill(program.pid, number)
+
+
+@pytest.mark.parametrize(
+    ("number", "evidence"), [(signal.SIGSEGV, True), (signal.SIGKILL, False)], ids=["crash", "kill"]
+)
+def test_a_program_that_ends_in_the_middle(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, evidence: bool
+) -> None:
+    """A crash speaks against the library. A kill, by the system for want of RAM say, proves
+    nothing."""
+    state = tmp_path / "gpus"
+    emulator.create_state(state, emulator.parse_gpus("1x256MiB"))
+    for name, value in emulator.environment(state, emulator.build()).items():
+        monkeypatch.setenv(name, value)
+    books = emulator.books(state).gpus[0]
+    gpu = GpuInfo(0, books.uuid, books.name, books.total_bytes, False, None, "1")
+    monkeypatch.setattr(nvml, "memory", lambda _uuid: nvml.GpuMemory(1 << 28, 1 << 28, 0))
+    monkeypatch.setattr(nvml, "processes", lambda _uuid: {})
+    killers = []
+
+    def began(program: BenchWorker, _directory: Path) -> None:
+        killers.append(threading.Thread(target=kill_in, args=(program, number)))
+        killers[0].start()
+
+    if evidence:
+        assert "ended (status -11)" in prove(gpu, lambda _name: None, began).failed
+    else:
+        with pytest.raises(KiwiError, match="ended"):
+            prove(gpu, lambda _name: None, began)
+    killers[0].join()
+
+
+def test_nothing_is_proven_where_somebody_computes(cache: Path) -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(running_daemon("1x256MiB"))
+        client = Client(daemon.sockets()[0], name="a", reconnect=False)
+        stack.enter_context(client)
+        client.connect()
+        client.acquire(timeout_s=60.0)
+        said = doctor("--socket-dir", str(daemon.directory), **daemon.cuda_env)
+        assert said.returncode == 1
+        assert "is in use" in said.stderr
+    assert proofs.load(*proofs.EMULATED) is None
 
 
 def test_nothing_is_proven_without_a_library(cache: Path) -> None:

@@ -83,7 +83,9 @@ class Sessions:
             cast("Any", SimpleNamespace(now=GaugesStatus(), outside=lambda _who, _rights: [])),
             RamGauge(),
             cast("Any", SimpleNamespace(newcomer_wait_s=lambda: None, count=lambda: 0)),
-            cast("Any", SimpleNamespace(objection=lambda: GateOnly.UNPROVEN, proof=None)),
+            cast(
+                "Any", SimpleNamespace(objection=lambda: GateOnly.UNPROVEN, proof=None, trouble="")
+            ),
             errors=list,
             emulated=False,
         )

@@ -78,7 +78,8 @@ FAILED = Proof(gpu="H200", driver="580", failed="A byte was lost.")
     ("why_not", "proof", "said"),
     [
         (None, PROOF, "own library, 45.2 GB/s out and 51.0 GB/s in (measured here)"),
-        (GateOnly.UNPROVEN, None, "`kiwi doctor --prove` does it now"),
+        (GateOnly.UNPROVEN, None, "`kiwi doctor --prove`, as the daemon's user, does it now"),
+        (GateOnly.COHERENT, PROOF, "the CPU uses GPU memory itself"),
         (GateOnly.PROOF_FAILED, FAILED, "A byte was lost."),
         (GateOnly.NOT_ASKED, PROOF, "--pager checkpoint"),
     ],

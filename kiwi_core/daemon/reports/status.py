@@ -103,7 +103,9 @@ class Reporter:
                 daemon_pid=os.getpid(),
                 uptime_s=ns_to_seconds(now_ns - self._began_ns),
                 pager_text=user_texts.pager_of_the_machine(
-                    self._self_proof.objection(), self._self_proof.proof
+                    self._self_proof.objection(),
+                    self._self_proof.proof,
+                    self._self_proof.trouble,
                 ),
                 errors=self.errors(),
                 history_serial=self._scheduler.history_serial,
