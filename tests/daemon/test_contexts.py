@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from daemon import wait_until
 from pagers import CHECKPOINTED, RUNNING
+from session_program import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,10 @@ def test_a_call_of_nvml_brings_its_context_back(start: Start, preloaded: Preload
     """It takes no turn, and its memory stays out: the other one goes on with its own."""
     daemon = start("1x128MiB", "--idle-after", "0.3")
     one, other = taken(daemon, preloaded)
+    full = 112 * MIB
+    daemon.wait_for(lambda _: daemon.session(other.pid).resident_bytes >= full, "all is seen")
     other.do("free(more)")
+    daemon.wait_for(lambda _: daemon.session(other.pid).resident_bytes < full, "room is seen")
     assert one.get(COUNT) == 1
     assert state_of(daemon, one) == RUNNING
     assert daemon.session(one.pid).paged_out_bytes

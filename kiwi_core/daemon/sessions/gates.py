@@ -13,7 +13,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -56,12 +56,15 @@ second must not take turns with others for ever."""
 NO_SESSION: Final = "This program has left Kiwi, which makes no room for it any more."
 
 
-class Asked(NamedTuple):
-    """A request for room; ``request`` is the library's number."""
+@dataclass(slots=True)
+class Asked:
+    """A request for room; ``request`` is the library's number. ``looked``: it was denied once, and
+    is requested again after a look."""
 
     link: Link
     request: int
     bytes: int
+    looked: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -288,11 +291,31 @@ class Gates:
         self._core.feed(ev.RoomWanted(session=link.session, request=number, bytes=wanted_bytes))
 
     def _answer_room(self, action: RoomAnswer) -> None:
+        denied = isinstance(action, RoomDenied)
+        if denied and self._asks_again(action.session, action.request):
+            return
         asked = self._take_off(action.request)
         if asked is not None:
             detail = action.detail if isinstance(action, RoomDenied) else ""
-            granted = not isinstance(action, RoomDenied)
-            self._answer(asked.link, asked.request, granted=granted, detail=detail)
+            self._answer(asked.link, asked.request, granted=not denied, detail=detail)
+
+    def _asks_again(self, session: SessionId, number: int) -> bool:
+        """Request denied room once more after a look, and return whether it is to be. The last look
+        may have met the call that failed in its midst, with memory that the driver has given back
+        since."""
+        asked, record = self._rooms.get(number), self._registry.get(session)
+        if asked is None or record is None or asked.looked:
+            return False
+        asked.looked = True
+        self._core.observer.after_a_look(record.target, partial(self._request_room, number))
+        self._core.observer.hurry()
+        return True
+
+    def _request_room(self, number: int) -> None:
+        asked = self._rooms.get(number)
+        if asked is not None and asked.link.session is not None:
+            session = asked.link.session
+            self._core.feed(ev.RoomWanted(session=session, request=number, bytes=asked.bytes))
 
     def _take_off(self, number: int) -> Asked | None:
         asked = self._rooms.pop(number, None)

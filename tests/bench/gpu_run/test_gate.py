@@ -28,7 +28,7 @@ def test_each_measurement_is_a_process_of_its_own(zygote: Any) -> None:
     for _ in range(2):
         said = order(zygote, "loop")
         assert said["median_us"] >= said["p10_us"] > 0
-        assert said["user_us"] > 0
+        assert said["user_us"] >= 0
         assert said["owned_bytes"] == 0
 
 

@@ -55,7 +55,7 @@ def test_a_program_that_stands_still_in_nvml_goes_on_when_there_is_room(
     assert one.worker.answer() == 1
     assert state_of(daemon, one) == RUNNING
     assert daemon.session(one.pid).paged_out_bytes >= 24 * MIB, "it has only its context back"
-    assert one.get("library.orders")[-1] == "page-out"
+    assert "page-in" not in one.get("library.orders")
     swaps = len(daemon.status().swaps)
     daemon.wait_for(lambda s: s.sessions[0].state == "paged-out", "and waits for nothing")
     assert len(daemon.status().swaps) == swaps

@@ -112,7 +112,10 @@ def test_a_session_that_comes_later_takes_over_the_links_below_it(
             lambda s: [x.pid for x in s.sessions] == [worker.pid], "one session: the parent's"
         )
         worker.worker.do("client.acquire()")
-        wait_until(lambda: worker.worker.get("child.get('library.gates')")[-1], "the child's gate")
+        wait_until(
+            lambda: worker.worker.get("child.get('library.gates')")[-1:] == [True],
+            "the child's gate",
+        )
         worker.worker.do("child.close()")
     finally:
         worker.close()
@@ -124,7 +127,7 @@ def test_bursts_of_the_client_and_of_the_gate_do_not_collide(start: Start, progr
     into(notebook, daemon)
     for _ in range(3):
         notebook.worker.do("begin(); client.end_burst()")
-        wait_until(lambda: not gates(notebook)[-1], "armed")
+        wait_until(lambda: gates(notebook)[-1:] == [False], "armed")
         notebook.worker.do("with library: pass")
         daemon.wait_state(notebook.pid, "running")
     notebook.worker.do("begin()")
@@ -186,4 +189,4 @@ def test_a_program_that_left_kiwi_stays_out_of_it_when_the_daemon_is_killed(
         assert gates(notebook)[-1] is True
     path = str(daemon.sockets()[0])
     notebook.worker.do(f"client = Client(Path({path!r}), name='again'); client.connect()")
-    wait_until(lambda: gates(notebook)[-1] is False, "whoever comes back is scheduled again")
+    wait_until(lambda: gates(notebook)[-1:] == [False], "whoever comes back is scheduled again")
