@@ -77,7 +77,7 @@ def test_a_daemon_that_answers_late_finds_the_gate_only(stage: Stage) -> None:
     """The program does not wait for it, and the next hello says what the library is."""
     stage.daemon.decides = {"own": True}
     stage.daemon.welcoming = False
-    program = stage.program(KIWI_PRELOAD_FIRST_MS="1")
+    program = stage.program(KIWI_PRELOAD_FIRST_MS="2000")  # its first hello is out by then
     late = eventually(lambda: stage.daemon.peers[0] if stage.daemon.peers else None)
     late.await_received("hello")
     stage.daemon.welcoming = True
