@@ -52,6 +52,16 @@ def test_more_than_the_gpu_has_is_denied(daemon: Daemon, linked: Linked) -> None
     assert "GPU" in answer["detail"]
 
 
+def test_room_is_denied_only_after_a_look(daemon: Daemon, linked: Linked) -> None:
+    """The last look met memory that the driver has given back since."""
+    program = linked(daemon, 8)
+    program.do(f"library.take({28 * MIB}, 2)")
+    daemon.wait_for(lambda s: s.sessions[0].resident_bytes >= 36 * MIB, "all is seen")
+    daemon.wait_state(program.pid, "idle")
+    program.do(f"library.memories.pop().away(); answer = library.want_room({32 * MIB})")
+    assert program.get("answer")["granted"], program.get("answer")
+
+
 HOLDS, WANTS = 24 * MIB, 48 * MIB
 """Together more than the GPU has. What the first leaves is enough for all others, so that nothing
 is moved before a test wants it."""
