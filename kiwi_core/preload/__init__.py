@@ -25,6 +25,7 @@ from kiwi_core.preload._gate import (
     find_untouched,
     guarded,
     load_gate,
+    make_interruptible,
 )
 from kiwi_core.preload._paths import ENV_OWN, NAME, OWN_BY_PAGER, environment
 
@@ -44,6 +45,7 @@ __all__ = [
     "guarded",
     "library",
     "load_gate",
+    "make_interruptible",
 ]
 
 

@@ -67,13 +67,28 @@ def find_untouched() -> Callable[[], int] | None:
 
     That function returns 1 as long as no call of this process has initialised the driver and every
     call has to pass the gate."""
-    everything = ctypes.PyDLL(None)  # the function never waits, so it may run under the GIL
+    return _function("kiwi_preload_driver_untouched")
+
+
+def make_interruptible() -> None:
+    """Let SIGINT end the wait of a call at the gate where that does no harm: the call fails with
+    ``CUDA_ERROR_DEVICE_UNAVAILABLE``, and Python raises ``KeyboardInterrupt``. Do nothing without a
+    gate.
+    """
+    if (interruptible := _function("kiwi_preload_interruptible")) is not None:
+        interruptible(ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p))
+
+
+def _function(name: str) -> Callable[..., int] | None:
+    """Return a function of the library, or ``None`` without one. It must not wait: it runs under
+    the GIL."""
+    everything = ctypes.PyDLL(None)
     if hasattr(everything, "kiwi_preload_version"):
-        return getattr(everything, "kiwi_preload_driver_untouched", None)
+        return getattr(everything, name, None)
     there = _loaded(DRIVER)
     if there is None or not _is_gate(there):
         return None
-    return getattr(ctypes.PyDLL(DRIVER, os.RTLD_NOLOAD), "kiwi_preload_driver_untouched", None)
+    return getattr(ctypes.PyDLL(DRIVER, os.RTLD_NOLOAD), name, None)
 
 
 def _load(library: Path, real: str) -> GateLibrary:

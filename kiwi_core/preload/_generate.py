@@ -46,6 +46,8 @@ class DriverCall:
     hooks: dict[str, int] = field(default_factory=dict)
     """First interface version that means each form with a hand-written wrapper, by symbol."""
     foreign: str | None = None
+    refusable: bool = False
+    """An interrupt may end its wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ class Symbol:
         return self.since > 0
 
     @property
-    def gate_kind(self) -> str:
-        return "KP_GATED" if self.call.kind == GATED else "KP_OTHER"
+    def gate_class(self) -> str:
+        kind = "KP_GATED" if self.call.kind == GATED else "KP_OTHER"
+        return f"{kind} | KP_REFUSABLE" if self.call.refusable else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def read_calls(path: Path = CALLS) -> dict[str, DriverCall]:
 
 def _call(kind: str, name: str, more: list[str], where: str) -> DriverCall:
     hooks: dict[str, int] = {}
-    foreign = None
+    foreign, refusable = None, False
     for word in more:
         what, _, value = word.partition(":")
         symbol, _, since = value.partition("@")
@@ -103,9 +106,11 @@ def _call(kind: str, name: str, more: list[str], where: str) -> DriverCall:
             hooks[symbol] = int(since)
         elif what == "foreign" and value in FOREIGN:
             foreign = value
+        elif word == "refusable":
+            refusable = True
         else:
             raise CallsError(f"{where}: what is {word!r}?")
-    return DriverCall(name, kind, hooks, foreign)
+    return DriverCall(name, kind, hooks, foreign, refusable)
 
 
 def read_header(compiler: list[str], header: Path) -> Header:
@@ -222,7 +227,7 @@ def _wrappers(found: list[Symbol]) -> str:
         if symbol.hooked:
             lines.append(f"extern void {symbol.name}(void);")
         else:
-            more = f"{kind}, {symbol.gate_kind}"
+            more = f"{kind}, {symbol.gate_class}"
             body = f"PASS({n}, kp_symbols[{at}].real, {more})"
             lines.append(f"KP_API W {symbol.name}(D{n}) {{ {body} }}")
             body = f"PASS({n}, kp_spares[{spare}].real, {more})"

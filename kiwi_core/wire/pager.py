@@ -92,9 +92,11 @@ class WantLease(Message, frozen=True, kw_only=True, tag="want-lease"):
     """A call that uses the GPU waits at the gate. Answered by ``gate`` when its turn comes.
     ``context``: a call of NVML waits, because the driver may have the process. Only the contexts
     have to come back for it; any order but ``yield`` says that they are. (A daemon that does not
-    know the field gives the lease, which does for this, too.)"""
+    know the field gives the lease, which does for this, too.) ``waits``: false, if no call waits
+    for the lease any more, because the user has interrupted it."""
 
     context: bool = False
+    waits: bool = True
 
 
 class WantRoom(Message, frozen=True, kw_only=True, tag="want-room"):

@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kiwi_core.client import Client
-    from kiwi_jupyter.kernel.analysis import Verdict
-    from kiwi_jupyter.kernel.analysis.steps import Source
     from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.config import Kiwi
     from kiwi_jupyter.kernel.decision import Decider, Decision
     from kiwi_jupyter.kernel.display import Screen
+    from kiwi_jupyter.kernel.foresight import Foreseen
     from kiwi_jupyter.kernel.session import KernelSession
 
 FAST_S: Final = 0.005
@@ -77,11 +76,11 @@ _Interrupted.__name__ = _Interrupted.__qualname__ = "KeyboardInterrupt"
 
 @dataclass
 class CellRun:
-    """A cell that may use the GPU, from its transformation to its end."""
+    """A cell that goes for the GPU, from its transformation to its end."""
 
     member: int
     silent: bool
-    if_untouched: Verdict | None = None
+    if_untouched: Foreseen | None = None
     """See ``Decision``."""
     before: Before = field(default_factory=Before.now)
     screens: Callable[[], Screen] = on_no_screen
@@ -113,45 +112,44 @@ class CellHook:
         self._below: CellWaitLine | None = None
         """The line below that cell while a driver call holds it."""
         self._pid = os.getpid()
-        self.last_verdict: Verdict | None = None
+        self.last_forecast: Foreseen | None = None
         """The decision about the last cell, for ``%kiwi why``."""
 
     # --- deciding, before the cell runs
 
-    def visit(self, node: Any, source: Source | None = None) -> Any:
-        """Decide about a parsed cell, or the body of a magic. ``source`` is what ``node`` was
-        parsed from and is determined by, if that is certain.
+    def visit(self, node: Any, text: str | None = None) -> Any:
+        """Decide about a parsed cell, or the body of a magic. ``text`` is what ``node`` was parsed
+        from, if that is certain.
         """
         try:
-            return self._visit(node, source)
+            return self._visit(node, text)
         except Exception:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
             _log.exception("Kiwi could not look at a cell; it runs without Kiwi")
             return node
 
-    def _visit(self, node: Any, source: Source | None) -> Any:
+    def _visit(self, node: Any, text: str | None) -> Any:
         override = take_override(node)
-        # Only the outermost cell is judged: its verdict covers the bodies of magics and nested
+        # Only the outermost cell is judged: its forecast covers the bodies of magics and nested
         # cells.
         if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:
             return node
         if not self._config.enabled or not self._session.possible() or os.getpid() != self._pid:
-            self._decider.not_looked()
-            self.last_verdict = None
+            self.last_forecast = None
             return node
-        decision = self._decider.decide(node, override, source)
+        decision = self._decider.decide(node, override, text)
         if not is_about_kiwi(node):
-            self.last_verdict = decision.verdict
+            self.last_forecast = decision.forecast
         self._bystander = None
-        if decision.verdict.gpu:
-            self._insert(node, decision, None if source is None else source[0])
+        if decision.forecast.gpu:
+            self._insert(node, decision, text)
         else:
             self._bystander = contextvars.copy_context()
         if decision.connect:
             self._session.connect_soon()
         return node
 
-    def judge(self, tree: ast.Module) -> Verdict:
-        """Return the verdict on code that is not going to run (``%kiwi why CODE``)."""
+    def judge(self, tree: ast.Module) -> Foreseen:
+        """Return the forecast for code that is not going to run (``%kiwi why CODE``)."""
         return self._decider.preview(tree)
 
     def _insert(self, node: ast.Module, decision: Decision, text: str | None) -> None:
@@ -164,16 +162,20 @@ class CellHook:
             )
         is_plain = text is not None and "await" not in text and "async" not in text
         awaited = not is_plain and self._shell.autoawait and runs_as_coroutine(node)
-        insert_wait(node, decision.verdict.first_statement, token, awaited=awaited)
+        insert_wait(node, decision.forecast.first_statement, token, awaited=awaited)
 
-    def must_look(self) -> bool:
-        """Return whether code that is not a cell could use the GPU at all."""
+    def may_wait(self) -> bool:
+        """Return whether code that is not a cell can meet the GPU at all."""
         return (
             self._config.enabled
             and os.getpid() == self._pid
             and self._session.connected_client is not None
-            and self._decider.must_look()
+            and not self._decider.untouched()
         )
+
+    def unguarded(self) -> bool:
+        """Return whether nothing but Kiwi's own look keeps such code from the GPU."""
+        return self.may_wait() and self._decider.unguarded()
 
     # --- waiting, in the cell
 
@@ -230,9 +232,9 @@ class CellHook:
 
     def _runs_at_once(self, run: CellRun) -> bool:
         """Return whether the cell needs no turn, as the connection has shown."""
-        if run.if_untouched is None or not self._decider.untouched():
+        if run.if_untouched is None or not self._decider.far_from_gpu():
             return False
-        self.last_verdict = run.if_untouched
+        self.last_forecast = run.if_untouched
         self._bystander = contextvars.copy_context()
         self._give_up(run)
         return True

@@ -15,7 +15,7 @@ class Kiwi(Configurable):
 
     enabled = Bool(
         True,
-        help="Whether cells that may use the GPU wait for their turn. `%kiwi on|off` changes it"
+        help="Whether cells that use the GPU wait for their turn. `%kiwi on|off` changes it"
         " in a running kernel; the environment variable KIWI_DISABLE=1 switches Kiwi off too.",
     ).tag(config=True)
 
@@ -67,7 +67,8 @@ class Kiwi(Configurable):
 
     gpu_modules = List(
         Unicode(),
-        help="Top-level names of libraries that may use the GPU though Kiwi thinks they do not.",
+        help="Top-level names of libraries whose functions use the GPU, beside those that Kiwi"
+        " knows.",
     ).tag(config=True)
 
     gc_guard = Bool(

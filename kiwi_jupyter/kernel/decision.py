@@ -1,34 +1,31 @@
-"""Decide whether a cell takes its turn before it runs, by the analysis, the user and the gate.
+"""Decide whether a cell takes its turn before it runs, by a forecast, the user and the gate.
 
-A process that has not initialised the driver cannot use the GPU. There, only cells that plainly use
-it wait beforehand. Every other cell runs at once; if it reaches the driver after all, the gate in
-front of the driver requests the turn at that call.
+The gate takes the lease at the first call that needs it. So a cell runs at once unless it plainly
+goes for the GPU; the forecast is there so that the wait is shown before the statement.
 """
 
 from __future__ import annotations
 
 import ast
 import logging
-import threading
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_jupyter.kernel.analysis import Verdict
+from kiwi_jupyter.kernel.foresight import Foreseen
+from kiwi_jupyter.kernel.foresight.libraries import CPU_LIBRARIES
+from kiwi_jupyter.kernel.foresight.plain import is_plain
 
 if TYPE_CHECKING:
-    from kiwi_jupyter.kernel.analysis import Analyzer
-    from kiwi_jupyter.kernel.analysis.steps import Source
     from kiwi_jupyter.kernel.driver_gate import DriverGate
+    from kiwi_jupyter.kernel.foresight import Forecaster
     from kiwi_jupyter.kernel.session import KernelSession
 
-UNTOUCHED: Final = (
-    "nothing in this kernel has started the CUDA driver, and the cell does not plainly use the "
-    "GPU; if it reaches the GPU all the same, it waits there for its turn (not proved: {doubt})"
-)
+NOT_LOADED: Final = "nothing in it goes for the GPU, and nothing in this kernel has loaded a driver"
 
-AT_A_GLANCE: Final = (
-    "nothing in this kernel has started the CUDA driver, and the cell names nothing that could "
-    "use the GPU; if it reaches the GPU all the same, it waits there for its turn"
+UNGUARDED: Final = (
+    "this kernel has no gate that could hold its calls to the driver, so every cell waits that is "
+    "more than plain data work"
 )
 
 _log = logging.getLogger("kiwi.kernel")
@@ -36,96 +33,97 @@ _log = logging.getLogger("kiwi.kernel")
 
 @dataclass(frozen=True)
 class Decision:
-    """The result. After connecting, ``if_untouched`` replaces ``verdict`` if the process has the
+    """The result. After connecting, ``if_untouched`` replaces ``forecast`` if the process has the
     gate and nothing in it has started the driver. (An emulating daemon brings gate and driver only
     with the connection.) ``connect``: connect without making the cell wait, so that the daemon
     knows this notebook's name if the cell reaches the driver.
     """
 
-    verdict: Verdict
-    if_untouched: Verdict | None = None
+    forecast: Foreseen
+    if_untouched: Foreseen | None = None
     connect: bool = False
-
-
-_GLANCED: Final = Decision(Verdict(False, AT_A_GLANCE))
 
 
 class Decider:
     """Decides for one kernel. Any thread may call it."""
 
     def __init__(
-        self, shell: Any, session: KernelSession, analyzer: Analyzer, driver_gate: DriverGate
+        self, shell: Any, session: KernelSession, forecaster: Forecaster, driver_gate: DriverGate
     ) -> None:
         self._shell = shell
         self._session = session
-        self._analyzer = analyzer
+        self._forecaster = forecaster
         self._driver_gate = driver_gate
-        self._lock = threading.Lock()
 
     def untouched(self) -> bool:
         """Return whether this process cannot use the GPU without a call that Kiwi sees."""
         return self._driver_gate.untouched()
 
-    def must_look(self) -> bool:
-        """Return whether code that is not a cell could use the GPU at all."""
-        return self._analyzer.tainted is not None and not self.untouched()
+    def far_from_gpu(self) -> bool:
+        """Return whether a gate stands before a driver that nothing has started, or no driver is in
+        this process."""
+        gate = self._driver_gate
+        return gate.untouched() or not (gate.in_front or gate.driver_loaded())
 
-    def not_looked(self) -> None:
-        """Record that a cell ran without a decision."""
-        self._analyzer.taint("cells ran while Kiwi was not looking")
+    def unguarded(self) -> bool:
+        """Return whether the driver is in this process without a gate in front of it."""
+        return not self._driver_gate.in_front and self._driver_gate.driver_loaded()
 
-    def preview(self, tree: ast.Module) -> Verdict:
+    def preview(self, tree: ast.Module) -> Foreseen:
         """Decide about code that is not going to run."""
-        with self._lock:
-            verdict = self._analyzer.preview(tree, self._shell.user_ns)
-            return self._decide(tree, verdict, None).verdict
+        return self._safely(tree, None).forecast
 
-    def decide(self, node: ast.Module, override: str | None, source: Source | None) -> Decision:
-        """Decide about a cell that is about to run. ``override`` is the user's choice. ``source``
-        is what ``node`` was parsed from, if that is certain.
+    def decide(self, node: ast.Module, override: str | None, text: str | None) -> Decision:
+        """Decide about a cell that is about to run. ``override`` is the user's choice. ``text`` is
+        what ``node`` was parsed from, if that is certain.
         """
-        try:
-            with self._lock:
-                if override is None and source is not None and self._suffices(source[0]):
-                    self._analyzer.put_off(source)
-                    return _GLANCED
-                verdict = self._analyzer.analyse(node, self._shell.user_ns, source)
-                decision = self._decide(node, verdict, source)
-        except Exception as error:  # noqa: BLE001
-            _log.exception("Kiwi could not analyse a cell; it counts as using the GPU")
-            self._analyzer.taint("a cell could not be analysed")
-            why = f"it could not be analysed ({type(error).__name__})"
-            decision = Decision(Verdict(True, why))
         if override == "cpu":
-            return Decision(Verdict(False, "%%kiwi cpu says so"))
+            return Decision(Foreseen(False, "%%kiwi cpu says so"))
         if override == "gpu":
-            return Decision(Verdict(True, "%%kiwi gpu says so", _first_real_statement(node)))
-        return decision
+            return Decision(Foreseen(True, "%%kiwi gpu says so", _first_real(node)))
+        return self._safely(node, text)
 
-    def _suffices(self, text: str) -> bool:
-        """Return whether the words of the cell are enough to run it at once."""
-        return self._analyzer.glance.suffices(text) and self.untouched()
+    def _safely(self, node: ast.Module, text: str | None) -> Decision:
+        try:
+            return self._decide(node, text)
+        except Exception as error:  # noqa: BLE001 - objects of the user's may raise anything
+            _log.debug("Kiwi could not look at a cell", exc_info=True)
+            why = f"Kiwi could not look at it ({type(error).__name__})"
+            if self.unguarded():
+                return Decision(Foreseen(True, f"{why}, and {UNGUARDED}", _first_real(node)))
+            return Decision(Foreseen(False, f"{why}; its calls wait at the gate"))
 
-    def _decide(self, node: ast.Module, verdict: Verdict, source: Source | None) -> Decision:
-        if not verdict.gpu:
-            return Decision(verdict)
-        untouched = self.untouched()
-        if not untouched and not self._driver_may_come():
-            return Decision(verdict)
-        plain = self._analyzer.plainly(node, self._shell.user_ns, source)
-        if plain.gpu:
-            return Decision(plain if untouched else verdict)
-        at_once = Verdict(False, UNTOUCHED.format(doubt=verdict.why))
-        if untouched:
-            return Decision(at_once, connect=self._session.connected_client is None)
-        return Decision(verdict, if_untouched=at_once)
-
-    def _driver_may_come(self) -> bool:
-        """Return whether the first connection may bring the driver, and the gate in front of it."""
-        return not self._driver_gate.in_front and self._session.connected_client is None
+    def _decide(self, node: ast.Module, text: str | None) -> Decision:
+        space, libraries = self._shell.user_ns, self._forecaster.libraries
+        foreseen = self._forecaster.foresee(node, space, text)
+        may_come = self._session.connected_client is None  # a driver and its gate, by a daemon
+        if foreseen.gpu or self._driver_gate.in_front:
+            near = libraries.any_loaded() or _imports_others(node)
+            return Decision(foreseen, connect=may_come and near and not foreseen.gpu)
+        if not (may_come or self._driver_gate.driver_loaded()):
+            return Decision(replace(foreseen, why=NOT_LOADED))
+        if is_plain(node, space, libraries):
+            return Decision(foreseen)
+        coarse = Foreseen(True, UNGUARDED, _first_real(node))
+        return Decision(coarse, if_untouched=foreseen if may_come else None)
 
 
-def _first_real_statement(node: ast.Module) -> int:
+def _imports_others(node: ast.Module) -> bool:
+    """Return whether a cell imports more than the standard library and what stays on the CPU: then
+    its user's choice of a GPU must be known before CUDA starts."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Import):
+            tops = [alias.name.partition(".")[0] for alias in one.names]
+        elif isinstance(one, ast.ImportFrom):
+            tops = [(one.module or "").partition(".")[0]]
+        else:
+            continue
+        if not all(top in CPU_LIBRARIES or top in sys.stdlib_module_names for top in tops):
+            return True
+    return False
+
+
+def _first_real(node: ast.Module) -> int:
     """Skip ``from __future__``, which must stay first, and a docstring before it."""
     index = 0
     for number, statement in enumerate(node.body):

@@ -73,6 +73,14 @@ class DriverGate:
             self._in_front = self._ask is not None
         return self._ask is not None and self._ask() == 1
 
+    def driver_loaded(self) -> bool:
+        """Return whether something in this process has loaded a driver. Takes some microseconds."""
+        try:
+            ctypes.CDLL(SONAME, os.RTLD_NOLOAD | os.RTLD_LAZY)
+        except OSError:
+            return False
+        return True
+
     def prepare(self) -> None:
         """Load the gate, if this machine has a driver."""
         self.real = _real_driver()
@@ -80,7 +88,7 @@ class DriverGate:
             return
         if not preload.guarded():
             self._guard(self.real)
-        self._in_front = preload.guarded()
+        self._look()
 
     def before_driver(self, real: str) -> bool:
         """Load the gate in front of ``real``, which Kiwi is about to load. A library that was being
@@ -88,8 +96,13 @@ class DriverGate:
         itself.
         """
         gated = not _preloaded() and self._guard(real)
-        self._in_front = preload.guarded()
+        self._look()
         return gated
+
+    def _look(self) -> None:
+        self._in_front = preload.guarded()
+        if self._in_front:
+            preload.make_interruptible()
 
     def _guard(self, real: str) -> bool:
         library = self._find()

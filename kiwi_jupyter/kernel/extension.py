@@ -12,12 +12,12 @@ from IPython.core.inputtransformer2 import cell_magic
 from kiwi_core import preallocation
 from kiwi_core.config import is_disabled
 from kiwi_core.errors import KiwiError
-from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
 from kiwi_jupyter.kernel.burst import Burst
 from kiwi_jupyter.kernel.cell_hook import CellHook
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.decision import Decider
 from kiwi_jupyter.kernel.driver_gate import DriverGate
+from kiwi_jupyter.kernel.foresight import Forecaster, Libraries
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.held_line import line_of_suspension, line_of_unforeseen
 from kiwi_jupyter.kernel.magics import KiwiMagics
@@ -50,8 +50,8 @@ class Extension:
         libraries = Libraries(
             cpu=frozenset(self.config.cpu_modules), gpu=frozenset(self.config.gpu_modules)
         )
-        self.analyzer = Analyzer(libraries, self._transform)
-        decider = Decider(shell, self.session, self.analyzer, self.driver_gate)
+        forecaster = Forecaster(libraries, self._transform)
+        decider = Decider(shell, self.session, forecaster, self.driver_gate)
         self.cell_hook = CellHook(shell, self.config, self.session, self.burst, decider)
         self.session.joined = self.cell_hook.joined
         self.session.suspended = line_of_suspension(self.burst, self.cell_hook.suspended_line).began
@@ -63,8 +63,6 @@ class Extension:
 
     def install(self) -> None:
         shell = self._shell
-        if _has_users_names(shell):
-            self.analyzer.taint("names were defined before Kiwi was loaded")
         setattr(builtins, WAIT, self.cell_hook.blocking)
         setattr(builtins, ASYNC_WAIT, self.cell_hook.awaiting)
         shell.input_transformers_cleanup.append(self._rewrite)
@@ -122,10 +120,3 @@ class Extension:
 
 async def _no_wait(_token: int) -> None:
     pass
-
-
-def _has_users_names(shell: Any) -> bool:
-    """Return whether code ran in this shell before Kiwi could see it (``%load_ext`` by hand)."""
-    ours = {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh", "exit", "quit"}
-    names = shell.user_ns.keys() - shell.user_ns_hidden.keys() - ours
-    return any(not name.startswith("_") for name in names)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.extension import Extension
 
 HELP: Final = """\
-Kiwi shares the GPU between notebooks. Cells that may use the GPU wait for their turn by themselves.
+Kiwi shares the GPU between notebooks. Cells that use the GPU wait for their turn by themselves.
 
   %kiwi status      this notebook, who has the GPU, who waits and for how long
   %kiwi why         why the last cell did (not) wait for the GPU
@@ -106,11 +106,11 @@ class KiwiMagics(Magics):  # type: ignore[misc]
     def _why(self, code: str) -> None:
         hook = self._extension.cell_hook
         if not code:
-            verdict = hook.last_verdict
-            if verdict is None:
+            forecast = hook.last_forecast
+            if forecast is None:
                 print("Kiwi has not looked at a cell yet (no daemon, no GPU, or off).")  # noqa: T201
                 return
-            self._say_why("The last cell", verdict.gpu, verdict.why)
+            self._say_why("The last cell", forecast.gpu, forecast.why)
             self._say_need()
             return
         try:
@@ -118,15 +118,12 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         except SyntaxError as error:
             print(f"That is not Python: {error.msg}")  # noqa: T201
             return
-        verdict = hook.judge(tree)
-        self._say_why(f"`{code}`", verdict.gpu, verdict.why)
+        forecast = hook.judge(tree)
+        self._say_why(f"`{code}`", forecast.gpu, forecast.why)
 
     def _say_why(self, what: str, gpu: bool, why: str) -> None:
-        says = "may use the GPU" if gpu else "stays on the CPU"
+        says = "takes its turn before it runs" if gpu else "runs at once"
         print(f"{what} {says}: {why}.")  # noqa: T201
-        tainted = self._extension.analyzer.tainted
-        if tainted:
-            print(f"Kiwi checks the object behind every name, because {tainted}.")  # noqa: T201
 
     def _say_need(self) -> None:
         """Say with how much memory this notebook counts, what may keep its memory, and why the

@@ -41,6 +41,9 @@ UNGUARDED: Final = (
 SILENT: Final = "Waiting for the Kiwi daemon, which runs but does not answer"
 STARTING: Final = "Waiting for the Kiwi daemon, which is being started"
 
+SHOW_EVERY_S: Final = 0.25
+"""Interval at which a cell that waits for another thread's connection shows what that waits for."""
+
 LOOK_AGAIN_S: Final = 5.0
 """How long the answer of ``possible`` is reused."""
 
@@ -132,10 +135,15 @@ class KernelSession:
         client = self._client
         if client is not None and self._pid == os.getpid():
             return client
-        with self._lock:
+        show = show or _nothing
+        while not self._lock.acquire(timeout=SHOW_EVERY_S):  # another thread is connecting
+            show(self.wait)
+        try:
             if self._client is None and not self._refused and self._pid == os.getpid():
-                self._try(show or _nothing)
+                self._try(show)
             return self._client
+        finally:
+            self._lock.release()
 
     def connect_soon(self) -> None:
         """Connect in another thread, if there is a daemon or one can be started."""
@@ -274,7 +282,7 @@ class KernelSession:
             welcome = client.connect()
             _show_only(welcome)
             if welcome.emulation is not None:
-                self._emulate(welcome.emulation, welcome.gpu_name)
+                self._emulate(welcome.emulation)
             if why := self._driver_gate.why:
                 self.say_once(f"Kiwi: {why} {UNGUARDED}")
         except BaseException:
@@ -320,7 +328,7 @@ class KernelSession:
             raise own_gpus.no_daemon(self.directory, named)
         return sockets[0]
 
-    def _emulate(self, emulation: Emulation, gpu_name: str) -> None:
+    def _emulate(self, emulation: Emulation) -> None:
         """Use the daemon's emulated driver, if no other one is loaded yet. A kernel that was
         started where it is found by name reaches it as it would a real one: nothing is loaded.
         """
@@ -352,10 +360,6 @@ class KernelSession:
                 f"The emulated driver could not be loaded: {error}.",
                 "Restart the daemon; `kiwi doctor` says what this machine lacks.",
             ) from error
-        self.say_once(
-            f"Kiwi: EMULATED GPU ({gpu_name}): there is no real GPU behind this notebook's CUDA"
-            " calls."
-        )
 
     def look(self) -> GpuStatus:
         """Return the GPU's status, for a kernel that has no session. Raises ``KiwiError``."""
@@ -395,8 +399,13 @@ class KernelSession:
                 self._say(told(self._unshown.popleft()))
 
     def failed(self, error: KiwiError) -> None:
-        """Tell the user that a wait failed for good and the cell runs without Kiwi."""
-        self._say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
+        """Tell the user that a wait failed for good and the cell runs without Kiwi. If a daemon has
+        left its memory in system RAM, its user has been told what its calls wait for."""
+        if not (error.code == "no-daemon" and self._left_out()):
+            self._say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
+
+    def _left_out(self) -> bool:
+        return bool(self.notices) and self.notices[-1].notice is Notice.PAGE_IN_REFUSED
 
     # --- the end
 

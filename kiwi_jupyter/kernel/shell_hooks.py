@@ -81,8 +81,8 @@ class ShellHooks:
             # This runs after all transformers, and is not one of them: it sees the final tree, and
             # IPython need not walk through every cell to complete what transformers leave out.
             untouched = is_ipythons and not self._shell.ast_transformers
-            source = parsed_from(node) if untouched else None
-            return self._cell_hook.visit(plain(node), source)
+            text = parsed_from(node) if untouched else None
+            return self._cell_hook.visit(plain(node), text)
 
         return transform_ast
 
@@ -106,8 +106,8 @@ class ShellHooks:
 
     def _comm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def comm_msg(*args: Any, **options: Any) -> Any:
-            # A message can reach any callback, and there is no code here to analyse.
-            if not self._cell_hook.must_look():
+            # A message can reach any callback, and there is no code here to look at.
+            if not self._cell_hook.unguarded():
                 return plain(*args, **options)
             with self._held(f"comm {threading.get_ident()}"):
                 answer = plain(*args, **options)
@@ -122,7 +122,7 @@ class ShellHooks:
             return await answer
 
     def _may_use_gpu(self, code: str) -> bool:
-        if not self._cell_hook.must_look():
+        if not self._cell_hook.may_wait():
             return False
         try:
             return self._cell_hook.judge(ast.parse(code)).gpu

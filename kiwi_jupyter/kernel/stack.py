@@ -30,9 +30,8 @@ def is_silent() -> bool:
     return bool(frames) and bool(frames[0].f_locals.get("silent"))
 
 
-def parsed_from(node: object) -> tuple[str, int] | None:
-    """Return the text that IPython has just parsed into ``node``, and the flags that it parsed
-    with; both together determine ``node``. Return ``None`` if that is not certain.
+def parsed_from(node: object) -> str | None:
+    """Return the text that IPython has just parsed into ``node``; ``None`` if that is not certain.
 
     The caller replaces ``transform_ast`` and has not called a transformer yet.
     """
@@ -41,12 +40,11 @@ def parsed_from(node: object) -> tuple[str, int] | None:
         return None  # the body of a magic, or another replacement in between
     names = caller.f_locals
     text, compiler = names.get("cell"), names.get("compiler")
-    flags = getattr(compiler, "flags", None)
-    if names.get("code_ast") is not node or type(text) is not str or type(flags) is not int:
+    if names.get("code_ast") is not node or type(text) is not str:
         return None
     if getattr(getattr(compiler, "ast_parse", None), "__func__", None) is not _PARSE:
         return None  # another library's compiler
-    return text, flags
+    return text
 
 
 def _cells(stop_at: int) -> list[FrameType]:

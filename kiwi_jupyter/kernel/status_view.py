@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preallocation
-from kiwi_core.states import MovedBy
+from kiwi_core.states import MovedBy, SessionState
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
 from kiwi_core.wire.words import counted_text, keeps_text, load_text, wait_text
 
@@ -87,7 +87,7 @@ class StatusView:
 
     def _own(self, status: GpuStatus) -> Rows:
         own = next((s for s in status.sessions if s.id == self._mine), None)
-        if own is None:
+        if own is None or _unused(own):
             return [("This notebook", "has not used the GPU under Kiwi yet")]
         place = next((q for q in status.queue if q.session == own.id), None)
         rows = [("This notebook", f"{own.state.value}, {_memory(own)}{_MOVED_BY[own.pager]}")]
@@ -141,6 +141,12 @@ class StatusView:
             for word, text in self.rows()
         )
         return f'<table aria-label="Kiwi status"><tbody>{cells}</tbody></table>'
+
+
+def _unused(own: SessionStatus) -> bool:
+    """Return whether it has only announced itself: it has imported what may use the GPU."""
+    used = own.resident_bytes or own.paged_out_bytes or own.held_s or own.waited_s
+    return own.state is SessionState.IDLE and not used
 
 
 def _memory(session: SessionStatus) -> str:

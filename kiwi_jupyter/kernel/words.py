@@ -31,7 +31,7 @@ INTERRUPTED: Final = (
     " this cell."
 )
 
-INTERRUPT_LATER: Final = "A call in this cell needs it; an interrupt takes effect after that call."
+IN_A_CALL: Final = "A call in this cell needs it."
 
 LOST: Final = (
     "GpuMemoryLost: what this notebook had in GPU memory is gone, so nothing that uses the GPU ran"
@@ -51,7 +51,7 @@ def unforeseen_line(waiting: Waiting, waited_s: float) -> str:
     """Return one line about a call that waits although its cell did not request the GPU
     beforehand.
     """
-    return f"{waiting_line(waiting, waited_s)}. {INTERRUPT_LATER}"
+    return f"{waiting_line(waiting, waited_s)}. {IN_A_CALL}"
 
 
 def suspended_line(waiting: Waiting) -> str:

@@ -70,7 +70,7 @@ class Stage:
         self.linked = True
         played: Any = self
         self.gates = Gates(
-            played, played, played, self.request_own, Shares()[ROOM_REQUESTS],
+            played, played, played, self.request_own, played, Shares()[ROOM_REQUESTS],
             self.with_driver.__contains__,
         )  # fmt: skip
         for name in self.records:

@@ -8,7 +8,7 @@ import pytest
 from gpu_cells import PRELUDE
 from notebooks import finish_all
 
-from kiwi_jupyter.kernel.words import INTERRUPT_LATER
+from kiwi_jupyter.kernel.words import IN_A_CALL
 from tests.kernel.sets.data_science import CELLS
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_what_nobody_foresaw_waits_at_its_first_call(
     cell = third.start(UNFORESEEN)
     third.wait_state("waiting")
     third.kernel.until(lambda: "looked" in cell.text, "what comes before the GPU")
-    third.kernel.until(lambda: INTERRUPT_LATER in "".join(cell.displays()[-1:]), "it is told")
+    third.kernel.until(lambda: IN_A_CALL in "".join(cell.displays()[-1:]), "it is told")
     assert not third.kernel.finished(cell)
     assert daemon.status().holders == [a.id]
     enough.touch()
@@ -90,4 +90,4 @@ def test_what_nobody_foresaw_waits_at_its_first_call(
     third.kernel.until(lambda: not cell.displays()[-1], "the line is gone")
     assert {output["output_type"] for output in cell.outputs()} == {"stream"}
     assert third.session.waited_s > 0
-    assert "plainly" in third.check("%kiwi why").text
+    assert "waits at its first call" in third.check("%kiwi why").text

@@ -1,6 +1,6 @@
 """Tests that, with the in-process pager, the first call that needs the GPU asks for it.
 
-A call that the cell analysis does not see waits at the gate, in C, and is served like any other.
+A call that nobody foresees waits at the gate, in C, and is served like any other.
 """
 
 from __future__ import annotations
@@ -122,26 +122,101 @@ def test_a_call_in_a_cell_that_passes_for_cpu(pair: TwoNotebooks) -> None:
     b.assert_intact()
 
 
-def test_an_interrupt_at_the_gate(pair: TwoNotebooks) -> None:
-    """As in any call into C, Python handles the interrupt when the call is over. Nothing is lost,
-    and the place in line is kept."""
+CORE = """
+from cuda.core import Device
+device = Device()
+device.set_current()
+stream = device.create_stream()
+ours = device.allocate(PIECE, stream=stream)
+stream.sync()
+module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
+spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
+def launch():
+    check(cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, ((1000,), (ctypes.c_uint64,)), 0))
+"""
+AT_THE_GATE = {
+    "a call that keeps the interpreter's lock": "print(unseen(3))",
+    "an allocation": "check(cuda.cuMemAlloc(PIECE))",
+    "a copy": "check(cuda.cuMemsetD8(memory.scratch, 1, PIECE))",
+    "a launch": "launch()",
+    "an allocation of cuda.core": "device.allocate(PIECE, stream=stream)",
+    "a copy of cuda.core": "ours.copy_to(ours, stream=stream)",
+    "with an error that the program catches": (
+        "try:\n    check(cuda.cuMemAlloc(PIECE))\nexcept RuntimeError:\n    print('caught')"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AT_THE_GATE)
+def test_an_interrupt_at_the_gate(pair: TwoNotebooks, what: str) -> None:
+    """It ends the wait and the cell. The request is withdrawn, and the context stays usable."""
     a, b, daemon = pair.a, pair.b, pair.daemon
-    b.check(UNSEEN)
-    enough = daemon.directory / "enough-again"
+    b.check(f"{UNSEEN}\n{CORE}")
+    enough = daemon.directory / f"enough of {what}"
     loop = a.work(until=enough)
     a.wait_state("running")
-    cell = b.start(CALL)
+    b.wait_state("paged-out")
+    cell = b.start(f"%%kiwi cpu\n{AT_THE_GATE[what]}")
     b.wait_state("waiting")
-    for _ in range(3):
-        b.kernel.interrupt()
-    assert b.session.state.value == "waiting"
-    assert not b.kernel.finished(cell)
+    b.kernel.interrupt()
+    b.kernel.finish(cell)
+    assert cell.error == "KeyboardInterrupt"
+    assert not cell.text
+    b.wait_state("paged-out")
+    assert daemon.status().holders == [a.id]
+    assert not a.kernel.finished(loop)
     enough.touch()
     a.finish(loop)
-    assert b.kernel.finish(cell).error == "KeyboardInterrupt"
-    assert b.check("print(unseen(4))").text == "True\n"
+    assert b.check("print(unseen(4)); launch(); stream.sync()").text == "True\n"
     b.assert_intact()
     a.assert_intact()
+
+
+BESIDE = """
+libc, mutex, said = ctypes.CDLL(None), ctypes.create_string_buffer(64), []
+ready, go, locked = (threading.Event() for _ in range(3))
+def call():
+    check(cuda.cuCtxSetCurrent(memory.context))
+    ready.set()
+    go.wait()
+    libc.pthread_mutex_lock(mutex)
+    locked.set()
+    said.append(cuda.cuMemsetD8(memory.scratch, 1, PIECE)[0].name)
+    libc.pthread_mutex_unlock(mutex)
+thread = threading.Thread(target=call)
+thread.start()
+ready.wait()
+"""
+BEGIN = "go.set(); locked.wait()"
+
+
+@pytest.mark.parametrize(
+    ("waits", "becomes"),
+    [
+        ("libc.pthread_mutex_lock(mutex)", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        ("time.sleep(600)", "CUDA_SUCCESS"),
+    ],
+    ids=["in C, for the thread", "in Python"],
+)
+def test_an_interrupt_while_a_thread_waits_at_the_gate(
+    pair: TwoNotebooks, waits: str, becomes: str
+) -> None:
+    """The thread's call is refused if the cell cannot end without it, and only then."""
+    a, b, daemon = pair.a, pair.b, pair.daemon
+    b.check(f"{UNSEEN}\n{BESIDE}")
+    enough = daemon.directory / f"enough of {becomes}"
+    loop = a.work(until=enough)
+    a.wait_state("running")
+    b.wait_state("paged-out")
+    cell = b.start(f"%%kiwi cpu\n{BEGIN}\n{waits}")
+    b.wait_state("waiting")
+    b.kernel.interrupt()
+    assert b.kernel.finish(cell).error == "KeyboardInterrupt"
+    assert not a.kernel.finished(loop)
+    enough.touch()
+    a.finish(loop)
+    assert b.check("thread.join(); print(said)").text == f"['{becomes}']\n"
+    b.assert_intact()
 
 
 LONG = """

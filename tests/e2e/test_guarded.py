@@ -14,6 +14,7 @@ from patience import wait_until
 
 from kiwi_core import emulator, preload
 from kiwi_core.preload import ready
+from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +167,8 @@ def test_a_program_that_is_stopped_while_it_runs_loses_its_turn_and_nothing_else
     daemon = make_daemon("1x256MiB", "--tq", "0.5")
     first = run(daemon, "first", 150)
     assert first.introduction()["pid"]
+    # What the daemon has not read yet makes nobody wait.
+    wait_until(lambda: first.session and first.session.resident_bytes >= 150 * MIB, "it is seen")
     os.kill(first.pid, signal.SIGSTOP)
     second = run(daemon, "second", 150)
     assert second.introduction()["pid"], "the stopped one does not keep the GPU"

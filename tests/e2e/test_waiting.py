@@ -146,9 +146,9 @@ def _status(notebook: Notebook, code: str = "%kiwi status") -> dict[str, str]:
 
 def _why(b: Notebook) -> None:
     b.check(CPU)
-    assert b.check("%kiwi why").text.startswith("The last cell stays on the CPU: ")
+    assert b.check("%kiwi why").text.startswith("The last cell runs at once: ")
     said = b.check("%kiwi why memory.step()").text
-    assert said.startswith("`memory.step()` may use the GPU: "), said
+    assert said.startswith("`memory.step()` takes its turn before it runs: "), said
     assert "Did you mean `%kiwi status`?" in b.check("%kiwi statsu").text
 
 

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 PROGRAM: Final = Path(__file__).with_name("executing_tool.py")
 """A separate process, because nbclient leaves sockets to the garbage collector."""
 
-CPU: Final = "import tripgpu"
-"""The kernel of the scripted daemon has not started the driver, so an import waits too."""
+FIRST: Final = "import tripgpu\nx = tripgpu.use()"
 
 WAITING: Final = (
-    CPU,
+    FIRST,
     "print('a')\ntripgpu.use()\nprint('b')\n1 + 1",
     "x = tripgpu.use()",
     "print('a')\ntripgpu.use()\nraise ValueError('on purpose')",
@@ -125,7 +124,7 @@ def test_a_file_is_as_without_kiwi(daemon: ScriptedDaemon, tool: Tool) -> None:
 @BOTH
 def test_an_interrupted_wait_leaves_its_error_only(daemon: ScriptedDaemon, tool: Tool) -> None:
     with granting(daemon, tool.seen):
-        saved, (waits, _) = tool.execute((f"{INTERRUPT_ME}\n{CPU}", "1 + 1"))
+        saved, (waits, _) = tool.execute((f"{INTERRUPT_ME}\n{FIRST}", "1 + 1"))
     assert len(waits) == 1
     interrupted, after = outputs_of(saved)
     assert [output.get("ename") for output in interrupted] == ["KeyboardInterrupt"]

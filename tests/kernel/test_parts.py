@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import random
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ import pytest
 
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import Waiting
-from kiwi_jupyter.kernel.analysis.steps import KEPT_MAX, CodeStep, Reading, read
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.display import CellWaitLine, as_html
 from kiwi_jupyter.kernel.gcguard import GcGuard
@@ -176,51 +174,3 @@ def test_what_the_user_says_to_kiwi_is_the_setting_then_the_environment(
     assert config.named_gpu() == "GPU-5"
     config.gpu = "0"
     assert config.named_gpu() == "0"
-
-
-def steps(reading: Reading, text: str) -> list[CodeStep]:
-    return reading.steps(ast.parse(text), (text, 0))
-
-
-def test_a_read_statement_is_kept_when_others_change() -> None:
-    reading = Reading()
-    first = steps(reading, "x = y\n@f\ndef g():\n    return x\nz = 1; w = 2\n")
-    again = steps(reading, "x = y\n@h\ndef g():\n    return x\nz = 1; w = 2\n# so\n")
-    assert [a is b for a, b in zip(first, again, strict=True)] == [True, False, True, True]
-    below = steps(reading, "x = y\n\n@f\ndef g():\n    return x\n")
-    assert below[0] is first[0]
-    assert below[1] is not first[1], "its lines have other numbers"
-
-
-def test_readings_are_not_kept_where_lines_are_numbered_otherwise_or_nothing_is_certain() -> None:
-    reading, text = Reading(), "x = y\rz = 1"
-    assert steps(reading, text)[0] is not steps(reading, text)[0]
-    tree = ast.parse("x = y")
-    assert reading.steps(tree, None)[0] is not reading.steps(tree, None)[0]
-
-
-def test_readings_are_kept_but_not_without_bound() -> None:
-    reading = Reading()
-    first = steps(reading, "x = y")
-    assert steps(reading, "x = y")[0] is first[0]
-    for number in range(KEPT_MAX):
-        steps(reading, f"x = {number}")
-    assert steps(reading, "x = y")[0] is not first[0]
-    assert len(reading._kept) == KEPT_MAX
-
-
-PIECES = (
-    "import numpy as np", "x = np.ones(3)", "def f(a):\n    return torch.add(a, x)", "f(x)",
-    "@jit\ndef f(a):\n    global x\n    x = a", "@njit\ndef f(a):\n    global x\n    x = a",
-    "text = '''x\ny = cuda\n'''", "text = '''x\ny = 1\n'''", "if x:\n    y\nelse:\n    y = f(x)",
-    "a = 1; b = c", "a = 1; b = d", "x = (1 +\n     y)", "x = (1 +\n     z)", "é = ß; t = u",
-    "", "# a line",
-)  # fmt: skip
-
-
-def test_a_changed_cell_is_read_as_a_new_one() -> None:
-    chosen, reading = random.Random(5), Reading()
-    for _ in range(2_000):
-        text = "\n".join(chosen.choices(PIECES, k=chosen.randint(1, 7)))
-        tree = ast.parse(text)
-        assert steps(reading, text) == [read(statement) for statement in tree.body]

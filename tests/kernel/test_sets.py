@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-DATA_SCIENCE_FLAGGED_MAX = 2
-IDIOMS_FLAGGED_MAX = 3
-
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
@@ -52,7 +49,7 @@ def flagged(kernel: Kernel, cells: list[str]) -> list[str]:
     for code in cells:
         run(kernel, code)
         why = kernel.check("%kiwi why").text
-        if "may use the GPU" in why.splitlines()[0]:
+        if "takes its turn before" in why.splitlines()[0]:
             found.append(f"{code}\n{why}")
     return found
 
@@ -84,28 +81,30 @@ def test_idioms_without_cuda_never_take_a_turn(daemon: Daemon, kernel: Kernel) -
 def test_data_science_beside_cuda(kernel: Kernel) -> None:
     kernel.check(tricky.CUDA)
     for _ in range(2):
-        found = flagged(kernel, data_science.CELLS)
-        assert len(found) <= DATA_SCIENCE_FLAGGED_MAX, "\n".join(found)
+        assert flagged(kernel, data_science.CELLS) == []
 
 
 def test_idioms_beside_cuda(kernel: Kernel) -> None:
     kernel.check(idioms.SETUP)
     kernel.check(tricky.CUDA)
-    found = flagged(kernel, idioms.IDIOMS)
-    assert len(found) <= IDIOMS_FLAGGED_MAX, "\n".join(found)
+    assert flagged(kernel, idioms.IDIOMS) == []
 
 
-def test_no_tricky_way_to_the_gpu_is_missed(kernel: Kernel) -> None:
+def test_no_tricky_way_lets_a_cell_loose_on_the_gpu(daemon: Daemon, kernel: Kernel) -> None:
+    """What is not foreseen takes the lease at its first call: the gate holds it."""
     kernel.check(tricky.SETUP)
-    missed = []
+    loose, foreseen = [], 0
     for before, code in tricky.WAYS:
         if before:
             kernel.check(before)
         kernel.check("%%kiwi cpu\ntouched = 0")
+        held_before = leases(daemon, kernel)
         kernel.run(code)
         why = kernel.check("%kiwi why").text
+        foreseen += "takes its turn before" in why.splitlines()[0]
         reached = kernel.check("%%kiwi cpu\nprint(touched)").text
         assert reached != "0\n", f"{code!r} does not reach the GPU"
-        if "may use the GPU" not in why.splitlines()[0]:
-            missed.append(f"{code}\n{why}")
-    assert missed == []
+        if leases(daemon, kernel) <= held_before:
+            loose.append(f"{code}\n{why}")
+    assert loose == []
+    assert foreseen, "it foresees some"

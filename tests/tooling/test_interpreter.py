@@ -56,9 +56,7 @@ def test_nothing_starts_python_in_another_way() -> None:
         for path in sources()
         for fault in faults(ast.parse(path.read_text()))
     }
-    # It compares words of a cell with options of %run.
-    allowed = {"kiwi_jupyter/kernel/analysis/magic_calls.py"}
-    assert {line for line in wrong if line.split(":")[0] not in allowed} == set()
+    assert wrong == set()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_one_call_up_fails(tmp_path: Path, name: str) -> None:
     """In the library as it is: its own text, with one call up."""
     shutil.copytree(SOURCES, tmp_path, dirs_exist_ok=True)
     gate = tmp_path / "gate/gate.c"
-    gate.write_text(gate.read_text().replace("kp_daemon_want_lease()", f"{name}()"))
+    gate.write_text(gate.read_text().replace("kp_daemon_want_lease(true)", f"{name}()"))
     status, lines = check(tmp_path)
     assert status == 1
     assert len(lines) == 1

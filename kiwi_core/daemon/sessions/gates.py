@@ -69,14 +69,15 @@ class Asked:
 
 @dataclass(eq=False, repr=False)
 class Gates:
-    """``request_own`` requests the lease for a burst of the daemon's own. ``share`` counts the
-    requests for room of each user. ``uses_driver`` returns whether the driver knew a process of a
-    session at its last look."""
+    """``request_own`` requests the lease for a burst of the daemon's own; ``withdraw_own`` takes
+    the request back, or ends that burst. ``share`` counts the requests for room of each user.
+    ``uses_driver`` returns whether the driver knew a process of a session at its last look."""
 
     _core: Core
     _links: Links
     _registry: SessionRegistry
     _request_own: Callable[[SessionRecord], None]
+    _withdraw_own: Callable[[SessionRecord], None]
     _share: Share
     _uses_driver: Callable[[SessionId], bool]
     _empty_turns: EmptyTurns = field(default_factory=EmptyTurns)
@@ -209,6 +210,18 @@ class Gates:
         link.wants_lease = True
         self._context_turns.forget(link.session)
         self._ask(link.session)
+
+    def lease_unwanted(self, link: Link) -> None:
+        """Withdraw the request, or end the burst that it began, if no other process of the session
+        needs it: an interrupt has ended the wait, and a turn that nobody uses would move memory for
+        nothing."""
+        link.wants_lease = False
+        record = self._registry.get(link.session) if link.session else None
+        if record is None or self._core.scheduler.may_compute(record.id):
+            return
+        if not any(one.wants_lease or one.wants_context for one in self._links.of(record.id)):
+            log.info("the call at the gate was interrupted", session=record.id)
+            self._withdraw_own(record)
 
     def context_wanted(self, link: Link) -> None:
         """Bring back the context for a call of NVML. Where a library moves the memory, the context

@@ -113,6 +113,8 @@ class LinkHandler:
             return
         if message.context:
             self._gates.context_wanted(link)
+        elif not message.waits:
+            self._gates.lease_unwanted(link)
         else:
             self._gates.lease_wanted(link)
 

@@ -228,6 +228,15 @@ class SessionHandler:
         record.waiting = record.in_burst = False
         self._core.feed(ev.LeaseWithdrawn(session=record.id, burst=record.burst))
 
+    def withdraw_own(self, record: SessionRecord) -> None:
+        """Take back what only a call at the gate has asked for: a place, the lease, or its next
+        turn."""
+        self.places.withdraw(record, 0)
+        if record.own_burst and record.waiting:
+            self._withdraw(record)
+        elif record.own_burst and record.in_burst:
+            self._end(record)
+
     def _end(self, record: SessionRecord) -> None:
         record.waiting = record.in_burst = False
         self._core.end_burst(record, record.burst)

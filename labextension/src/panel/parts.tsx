@@ -106,9 +106,7 @@ export function LeaveQueue(props: { gpu: IGpu; session: ISession; actions: IKiwi
         data-kiwi="leave-queue"
         disabled={pending.busy}
         aria-label={trans.__('Leave the queue with %1', nameOf(session))}
-        title={trans.__(
-          'Interrupts the cell that waits, as Kernel → Interrupt does. In the middle of a GPU call that takes effect with the turn.'
-        )}
+        title={trans.__('Interrupts the cell that waits, as Kernel → Interrupt does.')}
         onClick={() => pending.run(() => actions.leave({ gpu, session }))}
       >
         {pending.busy ? trans.__('Leaving…') : trans.__('Leave the queue')}

@@ -138,6 +138,35 @@ def test_bursts_of_the_client_and_of_the_gate_do_not_collide(start: Start, progr
     daemon.wait_state(notebook.pid, "idle")
 
 
+def test_an_interrupted_call_takes_its_request_back(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB", "--tq", "600")
+    a, b = linked(daemon, 40), linked(daemon, 40)
+    a.do("library.__enter__()")
+    daemon.wait_state(b.pid, "paged-out")
+    b.do("library.say({'type': 'want-lease'})")
+    daemon.wait_state(b.pid, "waiting")
+    b.do("library.say({'type': 'want-lease', 'waits': False})")
+    daemon.wait_state(b.pid, "paged-out")
+    a.do("library.__exit__()")
+    b.do("with library: pass")  # it asks anew
+
+
+def test_an_interrupted_call_gives_up_the_next_turn_of_a_suspended_burst(
+    start: Start, linked: Linked
+) -> None:
+    """The burst is the daemon's own: no client says that it is over."""
+    daemon = start("1x64MiB", "--idle-after", "600", "--tq", "0.2")
+    a, b = linked(daemon, 40), linked(daemon, 40)
+    daemon.wait_state(a.pid, "suspended")  # nothing is seen of either, so both bursts go on
+    daemon.set_tq(600)
+    daemon.wait_for(lambda s: len(s.holders) == 1, "one has the GPU")
+    out = a if daemon.session(a.pid).state is SessionState.SUSPENDED else b
+    out.do("library.say({'type': 'want-lease'})")
+    out.do("library.say({'type': 'want-lease', 'waits': False})")
+    daemon.wait_state(out.pid, "paged-out")
+    assert not daemon.status().queue
+
+
 def test_a_program_that_leaves_kiwi_runs_on(daemon: Daemon, program: Any) -> None:
     notebook = program(daemon)
     into(notebook, daemon)

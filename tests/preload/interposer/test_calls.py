@@ -47,7 +47,7 @@ def test_each_pattern_stands_for_something_that_is_not_named_itself(calls, heade
 def test_a_function_that_is_new_is_gated(calls, tmp_path):
     new = header_with(tmp_path, "CUresult CUDAAPI cuBrandNew_v2_ptsz(int a, void (*f)(int, int));")
     (found,) = (s for s in _generate.symbols(calls, new) if s.call.name == "cuBrandNew")
-    assert (found.name, found.gate_kind, found.words) == ("cuBrandNew_v2_ptsz", "KP_GATED", 2)
+    assert (found.name, found.gate_class, found.words) == ("cuBrandNew_v2_ptsz", "KP_GATED", 2)
 
 
 def test_a_name_counts_more_than_a_pattern(calls):

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-static void no_lease(void) {}
+static void no_lease(bool wanted) { (void)wanted; }
 static void no_context(void) {}
 static bool no_room(uint64_t bytes, int64_t until_ns) { return (void)bytes, (void)until_ns, false; }
 static void no_books(void) {}
@@ -18,7 +18,7 @@ void kp_daemon_through(const struct kp_daemon *link) {
 
 static inline const struct kp_daemon *now(void) { return __atomic_load_n(&answering, __ATOMIC_ACQUIRE); }
 
-void kp_daemon_want_lease(void) { now()->want_lease(); }
+void kp_daemon_want_lease(bool wanted) { now()->want_lease(wanted); }
 void kp_daemon_want_context(void) { now()->want_context(); }
 bool kp_daemon_want_room(uint64_t bytes, int64_t until_ns) { return now()->want_room(bytes, until_ns); }
 void kp_daemon_books_changed(void) { now()->books_changed(); }

@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Requests the lease. Called by a thread that waits at the gate, any number of times. */
-void kp_daemon_want_lease(void);
+/* Requests the lease, or takes that back. Called by a thread that waits at the gate, any number of times. */
+void kp_daemon_want_lease(bool wanted);
 
 /* Requests only the context, which the driver may have. Called by a thread that waits in front of NVML, any number of
  * times. */
@@ -26,7 +26,7 @@ void kp_daemon_books_changed(void);
 /* ---- for the link ---- */
 
 struct kp_daemon { /* the functions that do the above */
-    void (*want_lease)(void);
+    void (*want_lease)(bool wanted);
     void (*want_context)(void);
     bool (*want_room)(uint64_t bytes, int64_t until_ns);
     void (*books_changed)(void);

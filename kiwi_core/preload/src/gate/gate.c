@@ -20,6 +20,7 @@
 
 #include "base/daemon.h"
 #include "base/kiwi_preload.h"
+#include "gate/interrupt.h"
 
 #define CLOSED ((uint32_t)KP_GATE_CLOSED)
 #define ARMED ((uint32_t)KP_GATE_ARMED)
@@ -33,7 +34,8 @@
 #define MEMBARRIER_REGISTER_EXPEDITED (1 << 4)
 
 /* A thread that is about to sleep when kp_gate_ask_again is called would not ask; so it looks again. */
-#define ASK_NS 1000000000ll
+#define ASK_NS 1000000000ll /* also in interrupt.c */
+#define OTHERS_ASK_NS 2000000l
 
 #define NVML_NS 1000000000ll /* a signal handler may have left a call of NVML by siglongjmp(): it counts for ever */
 
@@ -156,22 +158,31 @@ static bool held_up(uint32_t state, uint32_t minds) {
 
 static uint32_t kind_of(uint32_t minds) { return minds == SHUT ? KP_OTHER : KP_GATED; }
 
-/* Takes the seat once none of the state bits in `minds` holds the thread up. */
-static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32_t minds) {
-    for (;;) {
+/* Takes the seat once none of the state bits in `minds` holds the thread up. Returns false, without the seat, if the user
+ * has interrupted the wait of a call that may be `refusable`. */
+static __attribute__((noinline)) bool wait_to_enter(struct kp_seat *seat, uint32_t minds, bool refusable) {
+    struct kp_hold hold = {0};
+    for (bool held = false;; held = true) {
         uint32_t state = GET(kp_gate_state);
         if (!held_up(state, minds)) {
             sit(seat, kind_of(minds));
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
-            if (!held_up(GET(kp_gate_state), minds)) return;
+            if (!held_up(GET(kp_gate_state), minds)) return true;
             rise(seat, kind_of(minds));
             continue;
+        }
+        if (!held) hold = kp_hold_begin(refusable);
+        if (kp_hold_is_over(&hold)) {
+            kp_gate_ask_again(); /* whoever else waits asks anew, so that the request is not taken back */
+            nanosleep(&(struct timespec){.tv_nsec = OTHERS_ASK_NS}, NULL);
+            if (!GET(gate.asked)) kp_daemon_want_lease(false);
+            return false;
         }
         /* A shut gate counts, too: the program's memory may be out, and nothing else asks for the lease. Only a thread
          * that waits asks: nothing counts them, because a signal handler may leave the wait by siglongjmp(). */
         if ((state & (ARMED | SHUT)) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST))
-            kp_daemon_want_lease();
-        futex_wait(&kp_gate_state, state, kp_now_ns() + ASK_NS);
+            kp_daemon_want_lease(true);
+        futex_wait(&kp_gate_state, state, kp_now_ns() + kp_hold_look_ns(&hold));
     }
 }
 
@@ -181,23 +192,36 @@ static bool counted(void) {
     return self.seat && self.seat != &gate.standing && !kp_gate_seat;
 }
 
-static bool enter(uint32_t minds) {
+/* Sets `*entered` to whether the call is counted. Returns false if it is refused. */
+static bool enter(uint32_t minds, bool refusable, bool *entered) {
     kp_check_fork(); /* the gate of a parent may have been closed */
-    if (counted()) return false;
+    *entered = false;
+    if (counted()) return true;
     struct kp_seat *seat = my_seat();
     uint32_t kind = kind_of(minds);
     sit(seat, kind);
     if (__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) != 0) {
         rise(seat, kind);
-        wait_to_enter(seat, minds);
+        if (!wait_to_enter(seat, minds, refusable)) return false;
     }
     if (kind == KP_GATED) kp_count_passage();
-    return true;
+    return *entered = true;
 }
 
-bool kp_gate_enter(void) { return kp_gate_step_in(KP_GATED) || enter(CLOSED | ARMED); }
-bool kp_gate_enter_other(void) { return kp_gate_step_in(KP_OTHER) || enter(SHUT); }
-bool kp_gate_enter_capture(void) { return enter(CLOSED | ARMED | CLOSING); }
+static bool entered(uint32_t minds) {
+    bool counted_;
+    enter(minds, false, &counted_);
+    return counted_;
+}
+
+bool kp_gate_enter(void) { return kp_gate_step_in(KP_GATED) || entered(CLOSED | ARMED); }
+bool kp_gate_enter_other(void) { return kp_gate_step_in(KP_OTHER) || entered(SHUT); }
+bool kp_gate_enter_capture(void) { return entered(CLOSED | ARMED | CLOSING); }
+
+bool kp_gate_enter_refusable(uint32_t kind, bool *counted_) {
+    *counted_ = kp_gate_step_in(kind) != NULL;
+    return *counted_ || enter(kind == KP_GATED ? CLOSED | ARMED : SHUT, true, counted_);
+}
 
 void kp_gate_leave(bool entered) {
     if (!entered) return;
@@ -231,7 +255,7 @@ bool kp_gate_stand_aside(void) {
     return true;
 }
 
-void kp_gate_come_back(void) { wait_to_enter(self.seat, CLOSED); }
+void kp_gate_come_back(void) { wait_to_enter(self.seat, CLOSED, false); }
 
 void kp_gate_exempt(void) {
     self.exempt = 1;
@@ -315,6 +339,8 @@ void kp_gate_open(void) {
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST); /* if the gate is still armed, waiting threads ask again */
     clear(CLOSED | SHUT | TAKEN);
 }
+
+void kp_gate_wake(void) { futex_wake(&kp_gate_state); }
 
 void kp_gate_ask_again(void) {
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);

@@ -68,6 +68,7 @@ bool kp_gate_is_shut(void);
 bool kp_gate_is_armed(void);
 /* Lets threads that are held up ask for the lease again: a new daemon has heard no request yet. */
 void kp_gate_ask_again(void);
+void kp_gate_wake(void); /* lets them look again; for a signal handler, too */
 
 /* Return the number of threads in a gated call, and in any call. Both may include, for an instant, threads that
  * are finding the gate closed. */
@@ -93,6 +94,11 @@ enum {
     KP_GATE_SHUT = 16,   /* together with KP_GATE_CLOSED */
     KP_GATE_TAKEN = 32,  /* together with KP_GATE_SHUT; only calls of NVML mind it */
 };
+
+/* Enters a call of this kind that may fail without harm: returns false if it is refused, because the user has interrupted
+ * its wait (interrupt.h). Its result is KP_INTERRUPTED then, and there is nothing to leave. `*entered` is what kp_gate_enter
+ * returns. */
+bool kp_gate_enter_refusable(uint32_t kind, bool *entered);
 
 struct kp_seat { /* says whether a thread is inside, and in which kind of call */
     _Alignas(64) uint32_t inside;

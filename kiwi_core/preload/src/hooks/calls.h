@@ -6,6 +6,7 @@
 
 #include "base/kiwi_preload.h"
 #include "gate/gate.h"
+#include "gate/interrupt.h"
 #include "hooks/symbols.h"
 
 struct kp_symbol { /* one function that the driver exports, by its full name */
@@ -59,6 +60,8 @@ void *kp_real_of(int symbol);
 typedef uintptr_t W; /* an argument or a result, whatever its type is */
 
 #define NOT_FOREIGN (-1)
+#define KP_REFUSABLE 4 /* an interrupt may end its wait */
+#define KIND(class) ((class) & ~(uint32_t)KP_REFUSABLE)
 
 W kp_no_such_call(void **slot); /* fills the slot if it can */
 void kp_wrapped_foreign(int count);
@@ -68,14 +71,14 @@ void kp_wrapped_foreign(int count);
 extern __thread struct kp_slow {
     void **slot;
     int foreign;
-    uint32_t kind;
+    uint32_t class; /* KP_GATED or KP_OTHER, and perhaps KP_REFUSABLE */
 } kp_slow __attribute__((tls_model("initial-exec")));
 
-#define PASS(n, slot_, foreign_, kind_)                                                              \
+#define PASS(n, slot_, foreign_, class_)                                                             \
     void *real = __atomic_load_n(&slot_, __ATOMIC_RELAXED);                                          \
-    struct kp_seat *seat = real ? kp_gate_step_in(kind_) : NULL;                                     \
+    struct kp_seat *seat = real ? kp_gate_step_in(KIND(class_)) : NULL;                             \
     if (__builtin_expect(!seat, 0)) {                                                                \
-        kp_slow = (struct kp_slow){&slot_, foreign_, kind_};                                         \
+        kp_slow = (struct kp_slow){&slot_, foreign_, class_};                                        \
         return slow##n(P##n);                                                                        \
     }                                                                                                \
     W result = ((T##n)real)(P##n);                                                                   \
@@ -90,6 +93,12 @@ extern __thread struct kp_slow {
     kp_gate_leave_nvml();                                                                            \
     return result;
 
+static inline bool kp_enter_class(uint32_t class, bool *entered) {
+    if (class & KP_REFUSABLE) return kp_gate_enter_refusable(KIND(class), entered);
+    *entered = class == KP_GATED ? kp_gate_enter() : kp_gate_enter_other();
+    return true;
+}
+
 /* For a function that is not yet looked up, a nested call, a thread's first call, or a gate that holds it up. */
 #define SLOW(n)                                                                                      \
     struct kp_slow slow = kp_slow;                                                                   \
@@ -97,7 +106,8 @@ extern __thread struct kp_slow {
     W failed = real ? 0 : kp_no_such_call(slow.slot);                                                \
     if (failed) return failed;                                                                       \
     real = __atomic_load_n(slow.slot, __ATOMIC_RELAXED);                                             \
-    bool entered = slow.kind == KP_GATED ? kp_gate_enter() : kp_gate_enter_other();                  \
+    bool entered;                                                                                    \
+    if (!kp_enter_class(slow.class, &entered)) return KP_INTERRUPTED;                                    \
     W result = ((T##n)real)(P##n);                                                                   \
     kp_gate_leave(entered);                                                                          \
     if (slow.foreign >= 0 && (int)result == 0) kp_wrapped_foreign(slow.foreign);                     \

@@ -22,6 +22,16 @@
         kp_gate_leave(entered_);                                                                     \
     } while (0)
 
+/* Like GATED, for calls that an interrupt may refuse. */
+#define REFUSABLE(result, call)                                                                      \
+    do {                                                                                             \
+        bool entered_;                                                                               \
+        result = KP_INTERRUPTED;                                                                     \
+        if (!kp_gate_enter_refusable(KP_GATED, &entered_)) break;                                              \
+        result = (call);                                                                             \
+        kp_gate_leave(entered_);                                                                     \
+    } while (0)
+
 /* Like GATED, for calls of the classes free, wait and never. */
 #define COUNTED(result, call)                                                                        \
     do {                                                                                             \

@@ -18,7 +18,7 @@ void kp_wrapped_foreign(int count) {
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
-        ROOMED(result, bytes, kp_current_is_here(), real args);                                      \
+        ROOMED(KP_GATED | KP_REFUSABLE, result, bytes, kp_current_is_here(), real args);               \
         if (result == CUDA_SUCCESS) kp_foreign_added(KP_FOREIGN_##kind, (uint64_t)(key), bytes);     \
         if (result == CUDA_ERROR_OUT_OF_MEMORY) kp_need_lacked(bytes);                               \
         return result;                                                                               \

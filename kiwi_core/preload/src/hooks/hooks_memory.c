@@ -17,25 +17,20 @@ static CUresult driven(CUresult result, const CUdeviceptr *p, size_t bytes) {
     return result;
 }
 
-/* A call from inside another (a driver that calls itself through its exported names) goes to the driver. */
-#define OWNS(name, params, mine, drivers)                                                            \
-    KP_API CUresult name params {                                                                    \
-        DRIVER(name);                                                                                \
-        bool entered = kp_gate_enter();                                                              \
-        CUresult result = entered && kp_owning() ? (mine) : (drivers);                               \
-        kp_gate_leave(entered);                                                                      \
-        return result;                                                                               \
-    }
-OWNS(cuMemAlloc_v2, (CUdeviceptr *p, size_t bytes), kp_own_alloc(p, bytes), driven(real(p, bytes), p, bytes))
-OWNS(cuMemAllocPitch_v2,
+/* A call from inside another (a driver that calls itself through its exported names) goes to the driver. `gate` is GATED or
+ * REFUSABLE. */
+#define OWNS(gate, name, params, mine, drivers)                                                      \
+    HOOK(gate, name, params, entered_ && kp_owning() ? (mine) : (drivers))
+OWNS(REFUSABLE, cuMemAlloc_v2, (CUdeviceptr *p, size_t bytes), kp_own_alloc(p, bytes), driven(real(p, bytes), p, bytes))
+OWNS(REFUSABLE, cuMemAllocPitch_v2,
      (CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned element),
      kp_own_alloc_pitch(p, pitch, width, height, element),
      driven(real(p, pitch, width, height, element), p, width * height))
-OWNS(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *size, CUdeviceptr p),
+OWNS(GATED, cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *size, CUdeviceptr p),
      kp_own_range(base, size, p), real(base, size, p))
-OWNS(cuPointerGetAttribute, (void *data, CUpointer_attribute attribute, CUdeviceptr p),
+OWNS(REFUSABLE, cuPointerGetAttribute, (void *data, CUpointer_attribute attribute, CUdeviceptr p),
      kp_own_pointer_attribute(data, attribute, p), real(data, attribute, p))
-OWNS(cuPointerGetAttributes,
+OWNS(REFUSABLE, cuPointerGetAttributes,
      (unsigned count, CUpointer_attribute *attributes, void **data, CUdeviceptr p),
      kp_own_pointer_attributes(count, attributes, data, p), real(count, attributes, data, p))
 

@@ -1,4 +1,4 @@
-/* cuGetProcAddress, through which every modern program finds the driver's functions. */
+/* cuGetProcAddress, through which every modern program finds the driver's functions, and what errors are called. */
 #include "hooks/hooks.h"
 
 #include "hooks/calls.h"
@@ -15,3 +15,26 @@ HOOK(COUNTED, cuGetProcAddress, (const char *name, void **address, int version, 
 HOOK(COUNTED, cuGetProcAddress_v2,
      (const char *name, void **address, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *found),
      answered(real(name, address, version, flags, found), name, address, version, flags))
+
+/* Libraries ask for the text of an error that they have just had, at a shut gate, too; some use it without looking whether
+ * they got one. */
+static bool interrupted(CUresult error, const char **text, const char *says) {
+    if (error == KP_INTERRUPTED && text) *text = says;
+    return error == KP_INTERRUPTED && text;
+}
+
+KP_API CUresult cuGetErrorName(CUresult error, const char **text) {
+    if (interrupted(error, text, "CUDA_ERROR_DEVICE_UNAVAILABLE")) return CUDA_SUCCESS;
+    DRIVER(cuGetErrorName);
+    CUresult result;
+    COUNTED(result, real(error, text));
+    return result;
+}
+
+KP_API CUresult cuGetErrorString(CUresult error, const char **text) {
+    if (interrupted(error, text, "CUDA-capable device(s) is/are busy or unavailable")) return CUDA_SUCCESS;
+    DRIVER(cuGetErrorString);
+    CUresult result;
+    COUNTED(result, real(error, text));
+    return result;
+}

@@ -41,7 +41,7 @@ KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     DRIVER(cuMemCreate);
     CUresult result;
     bool owns = kp_owning() && handle && kp_vmm_owns(prop);
-    ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && kp_here(prop->location.id),
+    ROOMED(KP_GATED, result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && kp_here(prop->location.id),
            (owns = owns && entered_) ? kp_vmm_create(handle, bytes, prop, flags)
                                      : create(real, handle, bytes, prop, flags));
     if (!owns && result == CUDA_SUCCESS && in_gpu(prop))

@@ -19,10 +19,12 @@ static inline bool kp_current_is_here(void) {
 
 /* Makes a `call` that takes about `bytes_` of GPU memory: if there is none, asks the daemon for room, as for owned
  * memory. A call from inside another does not ask: the driver holds locks of its own then. (`call` can see that: `entered_`
- * is false.) */
-#define ROOMED(result, bytes_, here_, call)                                                          \
+ * is false.) `class_` is KP_GATED, perhaps with KP_REFUSABLE. */
+#define ROOMED(class_, result, bytes_, here_, call)                                                  \
     do {                                                                                             \
-        bool entered_ = kp_gate_enter();                                                             \
+        bool entered_;                                                                               \
+        result = KP_INTERRUPTED;                                                                     \
+        if (!kp_enter_class(class_, &entered_)) break;                                              \
         struct kp_room room_ = {.asks = entered_ && kp_owning()};                                    \
         while ((result = (call)) == CUDA_ERROR_OUT_OF_MEMORY) {                                      \
             room_.bytes = (bytes_); /* read only now: the driver has judged the arguments */         \

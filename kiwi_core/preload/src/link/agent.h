@@ -12,6 +12,7 @@ int kp_link_wake_fd(void);
 void kp_link_wake(void);
 void kp_link_clear_wake(void); /* clears the wake-up, so that the thread can be woken again */
 bool kp_link_take_lease(void); /* true: a thread wants a lease, and no earlier call reported it */
+bool kp_link_take_no_lease(void); /* likewise, does not want it any more */
 bool kp_link_take_context(void); /* likewise, of the context */
 bool kp_link_take_books(void);
 bool kp_link_take_room(uint64_t *request, uint64_t *bytes); /* gets the oldest request not yet sent */

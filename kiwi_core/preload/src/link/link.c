@@ -39,7 +39,7 @@ static bool connected, ended;
 static int64_t away_since_ns = INT64_MIN / 2; /* when the daemon was lost; long ago: there never was one */
 
 static struct kp_descriptor bell[2] = {{.fd = -1}, {.fd = -1}}; /* wakes the pager thread: what is sent to 1 arrives at 0 */
-static bool lease_wanted, context_wanted, books_changed; /* atomics */
+static bool lease_wanted, lease_unwanted, context_wanted, books_changed; /* atomics */
 
 static bool take(bool *flag) {
     return __atomic_load_n(flag, __ATOMIC_RELAXED) && __atomic_exchange_n(flag, false, __ATOMIC_ACQ_REL);
@@ -51,7 +51,11 @@ static void raise_flag(bool *flag) {
 
 /* ---- the threads that want something --------------------------------------------------------- */
 
-static void want_lease(void) { raise_flag(&lease_wanted); }
+static void want_lease(bool wanted) {
+    if (!wanted) take(&lease_wanted); /* first: whoever else waits raises it again */
+    raise_flag(wanted ? &lease_wanted : &lease_unwanted);
+}
+
 static void want_context(void) { raise_flag(&context_wanted); }
 
 static void note_books(void) {
@@ -165,6 +169,7 @@ void kp_link_clear_wake(void) {
 }
 
 bool kp_link_take_lease(void) { return take(&lease_wanted); }
+bool kp_link_take_no_lease(void) { return take(&lease_unwanted); }
 bool kp_link_take_context(void) { return take(&context_wanted); }
 bool kp_link_take_books(void) { return take(&books_changed); }
 

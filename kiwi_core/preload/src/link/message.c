@@ -140,11 +140,11 @@ static size_t write_type_only(char *line, size_t room, const char *type) {
 
 size_t kp_write_ping(char *line, size_t room) { return write_type_only(line, room, "ping"); }
 
-size_t kp_write_want_lease(char *line, size_t room, bool context) {
+size_t kp_write_want_lease(char *line, size_t room, const char *field, bool value) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", "want-lease", SIZE_MAX);
-    if (context) kp_json_bool(&out, "context", true);
+    if (field) kp_json_bool(&out, field, value);
     return kp_json_end(&out, line);
 }
 

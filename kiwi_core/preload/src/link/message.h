@@ -68,7 +68,8 @@ size_t kp_write_hello(char *line, size_t room, const char *client, const char *n
 size_t kp_write_ping(char *line, size_t room);
 size_t kp_write_state(char *line, size_t room, const struct kp_report *report);
 size_t kp_write_done(char *line, size_t room, const struct kp_done *done);
-size_t kp_write_want_lease(char *line, size_t room, bool context);
+/* `field`: a boolean field of the message, or NULL. */
+size_t kp_write_want_lease(char *line, size_t room, const char *field, bool value);
 size_t kp_write_want_room(char *line, size_t room, uint64_t request, uint64_t bytes);
 
 #endif

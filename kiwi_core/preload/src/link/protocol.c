@@ -86,13 +86,18 @@ static bool send_state(int64_t now_ns) {
 
 static bool send_room_requests(void) {
     uint64_t request, bytes;
+    bool unwanted = kp_link_take_no_lease(), wanted = kp_link_take_lease();
+    if (unwanted && !wanted && lease_asked) {
+        lease_asked = false;
+        if (!queue(kp_write_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), "waits", false))) return false;
+    }
     /* If the gate is open by now, the thread that wanted the lease has been let through. */
-    if (kp_link_take_lease() && (kp_gate_is_armed() || kp_gate_is_shut())) {
+    if (wanted && (kp_gate_is_armed() || kp_gate_is_shut())) {
         lease_asked = true;
-        if (!queue(kp_write_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), false))) return false;
+        if (!queue(kp_write_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), NULL, false))) return false;
     }
     if (kp_link_take_context() && kp_gate_is_taken() &&
-        !queue(kp_write_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), true)))
+        !queue(kp_write_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), "context", true)))
         return false;
     while (kp_wire_room(&kp_wire) >= LINE_ROOM && kp_link_take_room(&request, &bytes))
         if (!queue(kp_write_want_room(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), request, bytes)))
