@@ -223,13 +223,15 @@ class Moment:
         assert self.front in mine, (mine, self.front)
         if entry is not None:
             told = wait_text(entry)
-            assert entry.blocked or status.startswith(f"GPU: {ordinal(entry.position)}"), status
+            assert entry.blocked or status.startswith(f"Emulated GPU: {ordinal(entry.position)}"), (
+                status
+            )
             assert agree(status, told, self.slack_s), (status, told)
             assert entry.blocked or agree(large, told, self.slack_s), (large, told)
             place = f"{ordinal(entry.position)} of {len(self.status.queue)}"
             assert place in mine, (mine, place)
         elif session.id in self.status.holders:
-            assert status == "GPU: yours", status
+            assert status == "Emulated GPU: yours", status
             assert large.startswith("Yours"), large
             told = turn_text(self.status, session)
             assert agree(large, told, self.slack_s), (large, session)

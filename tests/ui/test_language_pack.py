@@ -68,6 +68,8 @@ def test_a_language_pack_translates_every_surface(
             expect(panel.root).to_contain_text("«None of your notebooks uses this GPU yet.»")
             expect(panel.root).to_contain_text("«When needed»")
             expect(panel.part("emulated")).to_have_text("«Emulated – not a real GPU»")
-            expect(page.page.locator("[data-kiwi=status-item]")).to_have_text("«GPU: «free»»")
+            expect(page.page.locator("[data-kiwi=status-item]")).to_have_text(
+                "«Emulated «GPU: «free»»»"
+            )
             label = page.page.evaluate("window.jupyterapp.commands.label('kiwi:open-panel')")
             assert label == "«Show Who Has the GPU»"

@@ -34,7 +34,7 @@ def _is_no_menu(page: LabPage) -> None:
     """Check that the state is at the right, like the kernel's, and not among the menus."""
     state, width_px = page.status_item.bounding_box(), page.page.evaluate("window.innerWidth")
     assert state is not None
-    assert state["x"] > width_px / 2
+    assert state["x"] + state["width"] / 2 > width_px / 2
 
 
 def test_a_wait_is_shown_beside_the_notebook(

@@ -21,6 +21,15 @@ export interface IStatus {
 
 /** null: nothing to show in the status bar (no GPU here, or nothing known yet). */
 export function statusOf(store: IKiwiStore): IStatus | null {
+  const status = ofStore(store);
+  const gpus = store.state?.gpus ?? [];
+  // Nobody should take it for a real one.
+  return status !== null && gpus.every(gpu => gpu.emulated)
+    ? { ...status, text: trans.__('Emulated %1', status.text) }
+    : status;
+}
+
+function ofStore(store: IKiwiStore): IStatus | null {
   const { state, connection, currentKernel } = store;
   if (state === null || state.gpus.length === 0) {
     return null;

@@ -8,10 +8,11 @@ import { GIB, gpu, session, state, waits } from '../states';
 function status(
   gpus: readonly IGpu[],
   kernel: string | null = 'k-s1',
-  connection = 'live' as const
+  connection = 'live' as const,
+  emulated = false
 ) {
   const store = new KiwiStore();
-  store.receive({ type: 'snapshot', ...state(gpus) });
+  store.receive({ type: 'snapshot', ...state(gpus.map(one => ({ ...one, emulated }))) });
   store.setConnection(connection);
   store.currentKernel = kernel;
   return statusOf(store);
@@ -25,6 +26,11 @@ describe('the status bar says', () => {
   it('nothing if nothing is known or there is no GPU', () => {
     expect(statusOf(new KiwiStore())).toBeNull();
     expect(status([])).toBeNull();
+  });
+
+  it('that the GPU is emulated', () => {
+    const gpus = [withOwn({ state: 'running' }, { holders: ['s1'] })];
+    expect(status(gpus, 'k-s1', 'live', true)?.text).toBe('Emulated GPU: yours');
   });
 
   it('GPU: yours', () => {

@@ -37,8 +37,8 @@ describe('the status-bar item', () => {
     expect(item.status).toBeNull();
     store.receive({ type: 'snapshot', ...state() });
     expect(appeared).toBe(1);
-    expect(button?.textContent).toBe('GPU: free');
-    expect(button?.getAttribute('aria-label')).toMatch(/^GPU: free\. .*Open Kiwi\.$/);
+    expect(button?.textContent).toBe('Emulated GPU: free');
+    expect(button?.getAttribute('aria-label')).toMatch(/^Emulated GPU: free\. .*Open Kiwi\.$/);
     expect(button?.dataset.kiwi).toBe('status-item');
     button?.click();
     expect(opened).toBe(1);
@@ -57,11 +57,11 @@ describe('the status-bar item', () => {
     });
     const store = storeOf([waiting]);
     const item = new StatusItem(store, () => undefined);
-    expect(item.node.textContent).toBe('GPU: 1st, about 12 s');
+    expect(item.node.textContent).toBe('Emulated GPU: 1st, about 12 s');
     vi.advanceTimersByTime(5000);
-    expect(item.node.textContent).toBe('GPU: 1st, about 7 s');
+    expect(item.node.textContent).toBe('Emulated GPU: 1st, about 7 s');
     store.receive({ type: 'snapshot', ...state() });
-    expect(item.node.textContent).toBe('GPU: free');
+    expect(item.node.textContent).toBe('Emulated GPU: free');
     expect(vi.getTimerCount()).toBe(0);
     item.dispose();
   });
