@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from dataclasses import dataclass
@@ -121,12 +122,23 @@ def complain(error: KiwiError) -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     name = next((word for word in arguments if not word.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        raise SystemExit(_unknown(name))
     parser, command = _parser(name)
     if command is None:
         parser.parse_args(arguments)  # exits for --help, --version and unknown options
         parser.print_help()
         return exits.USAGE
     return command.run(parser.parse_args(arguments))
+
+
+def _unknown(name: str) -> int:
+    """Name the command that was probably meant."""
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    means = f" Did you mean: kiwi {near[0]}" if near else ""
+    print(f"kiwi: there is no command {name!r}.{means}", file=sys.stderr)
+    print("      See kiwi --help.", file=sys.stderr)
+    return exits.USAGE
 
 
 def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, CommandModule | None]:

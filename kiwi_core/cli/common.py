@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
-from kiwi_core.client.directory import why_no_sockets
+from kiwi_core.client.directory import why_no_sockets, why_stopped
 from kiwi_core.errors import CallerError, KiwiError, PeerError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kiwi_core.client import Client
-    from kiwi_core.wire.messages import GpuStatus
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """A daemon that works answers in milliseconds; after this long the command says that it hangs."""
@@ -70,6 +70,8 @@ def find_sockets(directory: Path, gpu: str | None) -> list[Path]:
 
 
 def no_daemon(directory: Path, gpu: str | None = None) -> PeerError:
+    if (stopped := why_stopped(directory)) is not None:
+        return stopped
     which = f" for GPU {gpu}" if gpu else ""
     why = why_no_sockets(directory)
     return PeerError(
@@ -114,6 +116,28 @@ def ask_all(sockets: Sequence[Path]) -> Iterator[DaemonAnswer]:
             yield DaemonAnswer(socket, None, error)
         finally:
             client.close()
+
+
+def named(sessions: Sequence[SessionStatus], wanted: str) -> list[SessionStatus]:
+    """Return the sessions that a user may mean by ``wanted``: the one with that id, else those with
+    that name, the folders before it left out or not."""
+    exactly = [one for one in sessions if one.id == wanted]
+    return exactly or [one for one in sessions if wanted in (one.name, one.name.rpartition("/")[2])]
+
+
+def no_session(wanted: str) -> CallerError:
+    return CallerError(
+        "no-such-session",
+        f"No GPU has a session {wanted!r}.",
+        "`kiwi status` lists their names, `kiwi status --json` their ids, too.",
+    )
+
+
+def several(wanted: str, found: Sequence[SessionStatus]) -> CallerError:
+    ids = ", ".join(f"{one.id} ({one.owner}, process {one.pid})" for one in found)
+    return CallerError(
+        "several-sessions", f"Several sessions are called {wanted!r}: {ids}.", "Name one by its id."
+    )
 
 
 def warn(text: str, remedy: str = "") -> None:

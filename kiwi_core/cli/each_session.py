@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli import exits
-from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, find_sockets, observer, warn
+from kiwi_core.cli.common import (
+    add_gpu,
+    add_socket_dir,
+    ask_all,
+    directory_of,
+    find_sockets,
+    named,
+    no_session,
+    observer,
+    several,
+    warn,
+)
 from kiwi_core.client import Client
 from kiwi_core.errors import KiwiError
 
@@ -15,6 +26,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
     from pathlib import Path
+
+    from kiwi_core.wire.messages import SessionStatus
 
 
 @dataclass(frozen=True)
@@ -27,43 +40,41 @@ class SessionCommand:
     EPILOG: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("sessions", nargs="+", metavar="SESSION", help="ids of sessions")
+        parser.add_argument(
+            "sessions", nargs="+", metavar="SESSION", help="names or ids of sessions"
+        )
         add_gpu(parser, "look on this GPU only")
         add_socket_dir(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        wanted = list(dict.fromkeys(args.sessions))
-        found: set[str] = set()
-        code, all_asked = exits.OK, True
-        for socket in find_sockets(directory_of(args), args.gpu):
+        code = exits.OK
+        there: list[tuple[Path, SessionStatus]] = []
+        for answer in ask_all(find_sockets(directory_of(args), args.gpu)):
+            if answer.status is None:
+                assert answer.error is not None
+                warn(f"{answer.socket.stem}: {answer.error.message}", answer.error.remedy)
+                code = exits.FAILED
+            else:
+                there += [(answer.socket, one) for one in answer.status.sessions]
+        for wanted in dict.fromkeys(args.sessions):
             try:
-                code = max(code, self._on_gpu(socket, wanted, found))
+                self._do(there, wanted)
             except KiwiError as error:
-                warn(f"{socket.stem}: {error.message}", error.remedy)
-                code, all_asked = exits.FAILED, False
-        for session in wanted:
-            if session not in found and all_asked:
-                warn(f"No GPU has a session {session!r}.", "`kiwi status --json` lists them.")
+                warn(f"{wanted}: {error.message}", error.remedy)
                 code = exits.FAILED
         return code
 
-    def _on_gpu(self, socket: Path, wanted: list[str], found: set[str]) -> int:
-        """Act on this daemon's sessions, and add them to ``found``. Return the exit code."""
-        code = exits.OK
+    def _do(self, there: list[tuple[Path, SessionStatus]], wanted: str) -> None:
+        found = named([one for _, one in there], wanted)
+        if not found:
+            raise no_session(wanted)
+        if len(found) > 1:
+            raise several(wanted, found)
+        socket = next(socket for socket, one in there if one is found[0])
         with observer(socket) as client:
             client.connect()
-            here = {one.id for one in client.status().sessions}
-            for session in wanted:
-                if session not in here:
-                    continue
-                found.add(session)
-                try:
-                    self.act(client, session)
-                    print(f"{session}: {self.done}")
-                except KiwiError as error:
-                    warn(f"{session}: {error.message}", error.remedy)
-                    code = exits.FAILED
-        return code
+            self.act(client, found[0].id)
+        print(f"{wanted}: {self.done}")
 
 
 _WHO_MAY: Final = """\
@@ -78,7 +89,8 @@ Moves the GPU memory of a session that is idle to system RAM, so that others hav
 Nothing is lost: it comes back with the session's next GPU cell.""",
     f"""\
 examples:
-  kiwi release k5d0c3a9e11          its id is in kiwi status --json
+  kiwi release train.ipynb
+  kiwi release k5d0c3a9e11          by its id, which is in kiwi status --json
 
 {_WHO_MAY} The daemon's log says who did it. The
 command is refused for a session in the middle of a cell: while others wait, its turn ends by
@@ -94,8 +106,9 @@ Ends the turn of a session now, also in the middle of a cell, and keeps it out o
 until `kiwi resume`. Its memory goes to system RAM. Nothing is lost: then the cell goes on.""",
     f"""\
 examples:
-  kiwi suspend k5d0c3a9e11          its id is in kiwi status --json
-  kiwi resume k5d0c3a9e11           it waits for its turn like any other from then on
+  kiwi suspend train.ipynb
+  kiwi resume train.ipynb           it waits for its turn like any other from then on
+  kiwi suspend k5d0c3a9e11          by its id, which is in kiwi status --json
 
 {_WHO_MAY} Only an admin can resume what an admin
 suspended. The notebook, the sidebar and kiwi status say that the session is suspended, and the
@@ -114,7 +127,7 @@ Ends a suspension by `kiwi suspend`. A cell of the session goes on in its turn: 
 end of the queue.""",
     """\
 examples:
-  kiwi resume k5d0c3a9e11           its id is in kiwi status --json
+  kiwi resume train.ipynb
 
 Users who may suspend a session may resume it. Only an admin can resume what an admin suspended.
 """,

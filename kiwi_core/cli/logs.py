@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from kiwi_core.cli import exits
 from kiwi_core.cli.common import add_socket_dir, directory_of
+from kiwi_core.cli.listening import unit_of
 from kiwi_core.cli.numbers import whole
 from kiwi_core.cli.terminal import printable
+from kiwi_core.client import discover
 from kiwi_core.client.autostart import LOG_NAME
 from kiwi_core.errors import CallerError
 
@@ -57,12 +59,18 @@ def _open(directory: Path) -> BinaryIO:
     try:
         return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
     except OSError as error:
+        if unit := next(filter(None, map(unit_of, discover(directory))), ""):
+            raise CallerError(
+                "no-log",
+                f"The daemon is a service of systemd ({unit}), which keeps its log.",
+                f"journalctl -u {unit.removesuffix('.service')} -n {LINES}",
+            ) from error
         raise CallerError(
             "no-log",
             f"There is no log of a daemon to read in {directory} ({error.strerror}).",
-            "Only a daemon that a notebook or kiwi run has started has one. For one of systemd:"
-            " journalctl -u kiwi. A daemon that was started by hand writes to its terminal. If one"
-            " runs elsewhere, name its directory with --socket-dir.",
+            "Only a daemon that a notebook or kiwi run has started has one. One of systemd's writes"
+            " to systemd's journal (journalctl -u kiwi), one that was started by hand to its"
+            " terminal. If one runs elsewhere, name its directory with --socket-dir.",
         ) from error
 
 

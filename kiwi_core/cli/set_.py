@@ -6,7 +6,17 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.cli import exits
-from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, find_sockets, observer, warn
+from kiwi_core.cli.common import (
+    add_gpu,
+    add_socket_dir,
+    directory_of,
+    find_sockets,
+    named,
+    no_session,
+    observer,
+    several,
+    warn,
+)
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.sched.policy import DEFAULT, names
@@ -34,10 +44,11 @@ settings:
   priority=CLASS        of one session, with --session: {", ".join(PRIORITIES)}
 
 examples:
+  kiwi set                              what is set now
   kiwi set tq=10
   kiwi set --gpu 1 tq=60 anti-thrash=always
   kiwi set policy=interactive
-  kiwi set --session k5d0c3a9e11 priority=training
+  kiwi set --session train.ipynb priority=training
 
 Without --gpu every GPU's daemon is set. Needs the daemon's owner, root, or a member of the group
 that the daemon was given with --admin-group.
@@ -46,14 +57,14 @@ that the daemon was given with --admin-group.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "settings", nargs="+", type=parse_setting, metavar="NAME=VALUE", help="see below"
+        "settings", nargs="*", type=parse_setting, metavar="NAME=VALUE", help="see below"
     )
     add_gpu(parser, "only this GPU")
     parser.add_argument(
         "--session",
-        metavar="ID",
+        metavar="SESSION",
         default="",
-        help="whose priority; its id is in kiwi status --json",
+        help="whose priority: its name, or its id",
     )
     add_socket_dir(parser)
 
@@ -125,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         raise CallerError(
             "bad-setting",
             "A priority is a session's: --session and priority=… go together.",
-            "Write for example: kiwi set --session k5d0c3a9e11 priority=high",
+            "Write for example: kiwi set --session train.ipynb priority=high",
         )
     code, answered = exits.OK, False
     for socket in find_sockets(directory_of(args), args.gpu):
@@ -137,8 +148,7 @@ def run(args: argparse.Namespace) -> int:
             warn(f"{socket.stem}: {error.message}", error.remedy)
             code = exits.FAILED
     if not answered and code == exits.OK:
-        warn(f"No GPU has a session {args.session!r}.", "`kiwi status --json` lists them.")
-        code = exits.FAILED
+        raise no_session(args.session)
     return code
 
 
@@ -148,9 +158,15 @@ def _apply(socket: Path, wanted: dict[str, Any], session: str) -> str:
     client = observer(socket)
     try:
         client.connect()
-        if session and all(one.id != session for one in client.status().sessions):
-            return ""
-        client.set(**wanted, session=session)
+        if session:
+            found = named(client.status().sessions, session)
+            if len(found) > 1:
+                raise several(session, found)
+            if not found:
+                return ""
+            session = found[0].id
+        if wanted:
+            client.set(**wanted, session=session)
         gpu = client.status()
     finally:
         client.close()

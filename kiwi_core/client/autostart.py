@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
 from kiwi_core.client.asking import ReportingPatience, answers
-from kiwi_core.client.directory import why_unsafe
+from kiwi_core.client.directory import why_stopped, why_unsafe
 from kiwi_core.client.discovery import discover
 from kiwi_core.config import DEFAULTS, ENV_DAEMON_ARGS
 from kiwi_core.errors import CallerError, PeerError, SilentDaemonError
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 LOG_NAME: Final = "daemon.log"
 """File in the socket directory with the output of a daemon that was started here."""
-
-STOPPED_NAME: Final = "stopped"
-"""File that ``kiwi stop`` leaves in the socket directory, so that no daemon starts by itself."""
 
 START_TIMEOUT_S: Final = 60.0
 """The first use compiles the emulated driver, which takes half a minute on a slow machine."""
@@ -81,19 +78,11 @@ def autostart(
                 raise _failed(socket_dir, "somebody else has been starting it for too long", "")
         if found := look.answering():
             return found
-        _check_not_stopped(socket_dir)
+        if (stopped := why_stopped(socket_dir)) is not None:
+            raise stopped
         return _start(look, env, ticks, command)
     finally:
         os.close(lock)
-
-
-def _check_not_stopped(socket_dir: Path) -> None:
-    if (socket_dir / STOPPED_NAME).exists():
-        raise PeerError(
-            "no-daemon",
-            f"Kiwi was stopped in {socket_dir} with `kiwi stop`, so no daemon is started.",
-            "Start one with `kiwi daemon`, or let notebooks do it again with `kiwi stop --undo`.",
-        )
 
 
 def make_private(directory: Path) -> None:

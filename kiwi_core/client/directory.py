@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.client.handed_in import trusted_uids
+from kiwi_core.errors import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that do not follow a link: everybody may put one into the temporary directory."""
+
+STOPPED_NAME: Final = "stopped"
+"""File that ``kiwi stop`` leaves in the socket directory, so that no daemon starts by itself."""
+
+LEFT_SUFFIX: Final = ".left"
+"""Of a file beside the socket of a daemon that has ended: a line for each program whose memory it
+could not bring back. Its successor removes the file."""
 
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 LEFT_LATELY_S: Final = 60.0
@@ -74,6 +82,17 @@ def may_start_in(path: Path) -> bool:
         return os.lstat(path).st_uid == os.getuid()
     except OSError:
         return True
+
+
+def why_stopped(path: Path) -> PeerError | None:
+    """Return the error for whoever looks for a daemon where ``kiwi stop`` has ended it."""
+    if not (path / STOPPED_NAME).exists():
+        return None
+    return PeerError(
+        "no-daemon",
+        f"Kiwi was stopped with `kiwi stop` (in {path}): notebooks use the GPU as without it.",
+        "Start it with `kiwi daemon`, or let notebooks do that again with `kiwi stop --undo`.",
+    )
 
 
 def why_no_sockets(path: Path) -> str:

@@ -112,7 +112,7 @@ def no_daemon(socket_dir: Path, named: str = "", env: Mapping[str, str] | None =
     """Return the error for a process that has found no socket: for the GPU that its user ``named``
     to Kiwi, else as ``own_sockets`` sees it.
     """
-    from kiwi_core.client.directory import why_no_sockets
+    from kiwi_core.client.directory import may_start_in, why_no_sockets, why_stopped
 
     visible: list[str] | None = [named]
     if not named:
@@ -131,11 +131,15 @@ def no_daemon(socket_dir: Path, named: str = "", env: Mapping[str, str] | None =
             " none, or CUDA_VISIBLE_DEVICES names one that it was not given.",
             "Ask for a GPU (Slurm: --gres=shard:1), or unset CUDA_VISIBLE_DEVICES.",
         )
+    if (stopped := why_stopped(socket_dir)) is not None:
+        return stopped
     which = f" for GPU {visible[0]}" if visible else ""
     return PeerError(
         "no-daemon",
         f"No Kiwi daemon{which} is running in {socket_dir}.{why_no_sockets(socket_dir)}",
-        "Start one with `kiwi daemon`.",
+        "Start one with `kiwi daemon`."
+        if may_start_in(socket_dir)
+        else "Ask who administers this machine to start it (`systemctl start kiwi`).",
     )
 
 

@@ -1,4 +1,5 @@
-"""``python -m kiwi_core.daemon OPTIONS``: the daemon of one GPU. Started by the supervisor only."""
+"""``python -m kiwi_core.daemon UUID``: the daemon of one GPU. Started by the supervisor only, which
+puts the options into the environment; the argument is for people who look at processes."""
 
 # ruff: noqa: E402 - what comes before the imports speeds them up
 
@@ -22,7 +23,7 @@ from kiwi_core import log as logs
 from kiwi_core.daemon.base.machine import this_machine
 from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.daemon.gpu_daemon import GpuDaemon
-from kiwi_core.daemon.options import ChildOptions
+from kiwi_core.daemon.options import ENV_OPTIONS, ChildOptions
 from kiwi_core.daemon.supervised import EXIT_CANNOT, EXIT_UNUSED
 from kiwi_core.errors import NO_MORE, KiwiError
 
@@ -31,7 +32,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 def main() -> int:
-    options = msgspec.json.decode(sys.argv[1], type=ChildOptions)
+    options = msgspec.json.decode(os.environ.pop(ENV_OPTIONS), type=ChildOptions)
     logs.configure(as_json=options.asked.log_json)
     log = structlog.get_logger(__name__)
     raise_descriptor_limit()

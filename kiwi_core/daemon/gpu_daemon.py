@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from kiwi_core import clock
+from kiwi_core.client.directory import LEFT_SUFFIX
 from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.address import Address
 from kiwi_core.daemon.base.admission import Admission, Door
@@ -82,7 +83,7 @@ from kiwi_core.states import Residency
 from kiwi_core.units import ns_to_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kiwi_core.daemon.base.machine import Machine
     from kiwi_core.daemon.links.link import Link
@@ -127,6 +128,7 @@ class GpuDaemon:
         lock = OneDaemonLock(path.with_suffix(".lock"))
         if not await alone(claim, lock, path, self._stop):
             return
+        self._note_left({})
         file = RosterFile(Path(self._options.state) / f"{self._options.gpu_uuid}.roster")
         self._roster = RosterSaver(file, self._as_it_is)
         roster = file.read()
@@ -343,7 +345,8 @@ class GpuDaemon:
         """Make the handler of the preloaded libraries, and return their gates."""
         gates = Gates(
             self._core, self._links, self._registry,
-            lambda record: self._sessions.places.request(record, 0), shares[ROOM_REQUESTS],
+            lambda record: self._sessions.places.request(record, 0),
+            lambda record: self._sessions.withdraw_own(record), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._link_handler = self._sessions.libraries = LinkHandler(
@@ -493,6 +496,7 @@ class GpuDaemon:
         left = await everybody_back(self._core, self._pager, self._registry, self._config)
         for session, why in left.items():
             self._sessions.notify_left_out(session, why)
+        self._note_left(left)
         self._router.close_all()
         for record in self._registry:
             if record.id not in left:
@@ -502,6 +506,17 @@ class GpuDaemon:
         self._journal.close()
         await self._machine.movers.close()
         log.info("ended", left_behind=len(left))
+
+    def _note_left(self, left: Mapping[SessionId, str]) -> None:
+        """Write for ``kiwi stop`` whose memory stays in system RAM; remove the last such note."""
+        note = (Path(self._options.sockets) / self._options.gpu_uuid).with_suffix(LEFT_SUFFIX)
+        try:
+            note.unlink(missing_ok=True)
+            if left:
+                records = (record for record in self._registry if record.id in left)
+                note.write_text("\n".join(f"{one.name} ({left[one.id]})" for one in records))
+        except OSError as error:
+            log.warning("cannot be noted", path=str(note), why=error.strerror)
 
 
 def _tell_supervisor(word: str) -> None:

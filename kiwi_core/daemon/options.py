@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -57,6 +57,10 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
         own = {name: value for name, value in values.items() if name in cls.__struct_fields__}
         limits = {name: value for name, value in values.items() if name not in own}
         return cls(**own, config=replace(DEFAULTS, **limits))
+
+
+ENV_OPTIONS: Final = "KIWI_DAEMON_OPTIONS"
+"""Variable in which the daemon of one GPU gets its ``ChildOptions``, as JSON."""
 
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):

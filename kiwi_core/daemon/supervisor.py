@@ -15,11 +15,11 @@ import msgspec
 from msgspec import structs
 
 from kiwi_core import config, interpreter
-from kiwi_core.client.autostart import STOPPED_NAME
+from kiwi_core.client.directory import STOPPED_NAME
 from kiwi_core.daemon import inherited
 from kiwi_core.daemon.base.directories import prepare_directory, sockets_mode
 from kiwi_core.daemon.emulation import hold_state, prepare
-from kiwi_core.daemon.options import ChildOptions
+from kiwi_core.daemon.options import ENV_OPTIONS, ChildOptions
 from kiwi_core.daemon.supervised import EXIT_CANNOT, EXIT_UNUSED, READY, UNUSED, USED
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu import choice, nvml
@@ -211,11 +211,12 @@ class _Child:
 
     async def _run_once(self) -> int:
         self._is(unused=False)
-        environment = dict(os.environ)
+        # Not an argument: it would fill the list of processes.
+        environment = os.environ | {ENV_OPTIONS: msgspec.json.encode(self._options).decode()}
         if self._options.emulation is not None:
             environment.update(self._options.emulation.env)
         self._process = await asyncio.create_subprocess_exec(
-            *interpreter.module("kiwi_core.daemon", msgspec.json.encode(self._options).decode()),
+            *interpreter.module("kiwi_core.daemon", self._gpu.uuid),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
             cwd=interpreter.DIRECTORY,
         )  # fmt: skip

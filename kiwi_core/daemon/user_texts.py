@@ -328,7 +328,10 @@ def left_out(why: str) -> tuple[str, str]:
         "The Kiwi daemon has ended, and the GPU memory of this program stays in system RAM, since "
         f"it could not be brought back ({why}). Nothing is lost, but its calls to the GPU wait."
     )
-    remedy = "Start the daemon again (`kiwi daemon`): this program goes on by itself then."
+    remedy = (
+        "It goes on by itself when a daemon runs again (`kiwi daemon`, or ask who administers this "
+        "machine), and, where its own library has moved the memory, once the GPU has room."
+    )
     return text, remedy
 
 

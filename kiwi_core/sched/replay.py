@@ -184,8 +184,8 @@ def goes_on(header: JournalHeader) -> bool:
 
 
 def describe_event(event: Event) -> str:
-    """Return ``event`` in words; "" for memory observations and timers."""
-    if isinstance(event, (ev.MemoryObserved, ev.DeadlinePassed)):
+    """Return ``event`` in words; "" for what is observed all the time, and timers."""
+    if isinstance(event, (ev.MemoryObserved, ev.HostBudgetObserved, ev.DeadlinePassed)):
         return ""
     if isinstance(event, (ev.PagedOut, ev.PagedIn, ev.ResidueBack)):
         verb = _MOVED[type(event)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core import config
 from kiwi_core.client import discover
 from kiwi_core.client.autostart import autostart
+from kiwi_core.client.directory import why_stopped
 from kiwi_core.errors import KiwiError, PeerError
 from kiwi_jupyter.server_ext.daemon_follower import DaemonFollower, DaemonLost, StatusReceived
 from kiwi_jupyter.server_ext.gpu_record import GpuRecord
@@ -241,11 +242,13 @@ class DaemonConnections:
                 remedy="The administrator of this machine can allow it: the directory must be "
                 "readable.",
             )
+        if (stopped := why_stopped(self._directory)) is not None:
+            return problem_of(stopped)
         if self._autostarts and not config.gpu_possible():
             return Problem(
                 code="no-gpu",
                 message="This machine has no NVIDIA driver, so there is no GPU to share.",
-                remedy="To try Kiwi without one: `kiwi daemon --emulate 1x8GiB`.",
+                remedy="To try Kiwi without one: `kiwi daemon --emulate 1x512MiB`.",
             )
         return Problem(
             code="no-daemon",

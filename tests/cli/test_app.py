@@ -30,7 +30,7 @@ def test_every_command_explains_itself_with_examples(kiwi, name):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nope"], ["status", "--nope"], ["set"], ["set", "tq"], ["daemon", "--tq", "x"]]
+    "arguments", [["nope"], ["status", "--nope"], ["set", "tq"], ["daemon", "--tq", "x"]]
 )
 def test_what_is_not_understood_is_code_2_and_points_to_help(kiwi, arguments):
     result = kiwi(*arguments)
@@ -65,6 +65,16 @@ def test_interrupt_is_quiet(kiwi, monkeypatch):
 
     monkeypatch.setattr(app, "_dispatch", interrupt)
     assert kiwi("status") == type(kiwi("status"))(exits.INTERRUPTED, "", "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("statsu", "status"), ("suspned", "suspend"), ("docter", "doctor")]
+)
+def test_a_mistyped_command_is_answered_with_the_one_that_was_meant(kiwi, typed, meant):
+    result = kiwi(typed)
+    assert result.code == exits.USAGE
+    assert f"Did you mean: kiwi {meant}" in result.err
+    assert len(result.err.splitlines()) == 2
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

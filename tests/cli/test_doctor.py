@@ -254,7 +254,8 @@ def test_ram_smaller_than_a_gpu_is_told():
 
 def test_disk_room(tmp_path):
     assert memory.disk(tmp_path, memory.DISK_MIN_BYTES).level is Level.OK
-    assert "journals" in memory.disk(tmp_path, 5 * MIB).text
+    assert "journals" in memory.disk(tmp_path, 50 * MIB).text
+    assert memory.disk(tmp_path, 0).level is Level.FAIL
     assert memory.existing(tmp_path / "not" / "yet") == tmp_path
 
 

@@ -12,7 +12,7 @@ from cli_process import PATIENCE_S, finish
 from scripted_daemon import eventually
 from unprivileged import ALICE, KIWI, as_user, needs_other_users
 
-from kiwi_core.cli import stop
+from kiwi_core.cli import listening, stop
 from kiwi_core.client.autostart import autostart
 from kiwi_core.errors import PeerError
 
@@ -88,13 +88,13 @@ def test_a_socket_that_a_crash_has_left(
 ) -> None:
     process = start(1)
     (path,) = sockets.glob("*.sock")
-    ref = stop._listener(path)
+    ref = listening.listener(path)
     assert ref is not None
     # A daemon whose supervisor ends takes its socket along, and a supervisor restarts its daemon.
     process.send_signal(signal.SIGSTOP)
     os.kill(ref.pid, signal.SIGKILL)
     process.kill()
-    eventually(lambda: stop._listener(path) is None)
+    eventually(lambda: listening.listener(path) is None)
     result = kiwi("stop")
     assert (result.code, result.out.count("was not running (a crash")) == (0, 1)
 
@@ -111,7 +111,7 @@ def test_systemd_is_named_instead_of_fought(
 ) -> None:
     process = start(1)
     with monkeypatch.context() as patch:
-        patch.setattr(stop, "_unit", lambda _pid: "kiwi.service")
+        patch.setattr(stop, "service_of", lambda _pid: "kiwi.service")
         result = kiwi("stop")
     assert result.code == 1
     assert "systemctl stop kiwi.service" in result.err

@@ -17,7 +17,8 @@ import pytest
 from patience import wait_until
 
 from kiwi_core.client import Client, discover
-from kiwi_core.client.autostart import ENV_DAEMON_ARGS, STOPPED_NAME, autostart
+from kiwi_core.client.autostart import ENV_DAEMON_ARGS, autostart
+from kiwi_core.client.directory import STOPPED_NAME
 from kiwi_core.errors import PeerError
 from kiwi_core.wire.messages import Role
 

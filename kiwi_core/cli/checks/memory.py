@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.cli.checks.finding import Finding, ok, warn
+from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
 from kiwi_core.config import DEFAULTS
 from kiwi_core.gpu import host
 from kiwi_core.units import MIB, format_bytes
@@ -33,6 +33,10 @@ HUGE_PAGES_GIVEN: Final = {
 
 DISK_MIN_BYTES: Final = 2 * DEFAULTS.journal_max_bytes
 """Room for a journal and the one before it, for one GPU."""
+
+
+DISK_FULL_BYTES: Final = 8 << 20
+"""With less a daemon may be unable to write down whose memory is out of the GPU."""
 
 
 def check(gpus: Sequence[GpuInfo], directories: Sequence[Path]) -> Iterator[Finding]:
@@ -83,6 +87,13 @@ def disk(directory: Path, free_bytes: int) -> Finding:
     text = f"{format_bytes(free_bytes)} free at {directory}"
     if free_bytes >= DISK_MIN_BYTES:
         return ok("disk", text)
+    if free_bytes < DISK_FULL_BYTES:
+        return fail(
+            "disk",
+            f"{text}: a daemon that is killed could not know afterwards whose memory is out of the "
+            "GPU.",
+            "Make room, or name another place with --state-dir.",
+        )
     return warn(
         "disk",
         f"{text}: journals (up to {format_bytes(DISK_MIN_BYTES)} per GPU) may not fit.",
