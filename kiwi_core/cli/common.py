@@ -118,26 +118,56 @@ def ask_all(sockets: Sequence[Path]) -> Iterator[DaemonAnswer]:
             client.close()
 
 
-def named(sessions: Sequence[SessionStatus], wanted: str) -> list[SessionStatus]:
-    """Return the sessions that a user may mean by ``wanted``: the one with that id, else those with
-    that name, the folders before it left out or not."""
-    exactly = [one for one in sessions if one.id == wanted]
-    return exactly or [one for one in sessions if wanted in (one.name, one.name.rpartition("/")[2])]
+@dataclass(frozen=True)
+class Sessions:
+    """The sessions of all daemons that were asked. ``complete``: each one has answered."""
+
+    there: list[tuple[Path, SessionStatus]]
+    complete: bool
+
+    def find(self, wanted: str) -> tuple[Path, SessionStatus]:
+        """Return the session that a user means: the one with that id, else the only one with that
+        name, the folders before it left out or not. Raises ``CallerError``."""
+        found = [(socket, one) for socket, one in self.there if one.id == wanted]
+        if found:
+            return found[0]
+        if not self.complete:
+            raise CallerError(
+                "not-asked",
+                "A daemon did not answer, so nobody knows which session that is.",
+                "Name it by its id, or its GPU with --gpu.",
+            )
+        found = [
+            (socket, one)
+            for socket, one in self.there
+            if wanted in (one.name, one.name.rpartition("/")[2])
+        ]
+        if len(found) > 1:
+            ids = ", ".join(f"{one.id} ({one.owner}, process {one.pid})" for _, one in found)
+            raise CallerError(
+                "several-sessions", f"Several sessions are called that: {ids}.", "Name its id."
+            )
+        if not found:
+            raise CallerError(
+                "no-such-session",
+                f"No GPU has a session {wanted!r}.",
+                "`kiwi status` lists their names, `kiwi status --json` their ids, too.",
+            )
+        return found[0]
 
 
-def no_session(wanted: str) -> CallerError:
-    return CallerError(
-        "no-such-session",
-        f"No GPU has a session {wanted!r}.",
-        "`kiwi status` lists their names, `kiwi status --json` their ids, too.",
-    )
-
-
-def several(wanted: str, found: Sequence[SessionStatus]) -> CallerError:
-    ids = ", ".join(f"{one.id} ({one.owner}, process {one.pid})" for one in found)
-    return CallerError(
-        "several-sessions", f"Several sessions are called {wanted!r}: {ids}.", "Name one by its id."
-    )
+def sessions_of(sockets: Sequence[Path]) -> Sessions:
+    """Ask each daemon for its sessions; warn of one that does not answer."""
+    there: list[tuple[Path, SessionStatus]] = []
+    complete = True
+    for answer in ask_all(sockets):
+        if answer.status is None:
+            complete = False
+            assert answer.error is not None
+            warn(f"{answer.socket.stem}: {answer.error.message}", answer.error.remedy)
+        else:
+            there += [(answer.socket, one) for one in answer.status.sessions]
+    return Sessions(there, complete)
 
 
 def warn(text: str, remedy: str = "") -> None:

@@ -10,13 +10,10 @@ from kiwi_core.cli import exits
 from kiwi_core.cli.common import (
     add_gpu,
     add_socket_dir,
-    ask_all,
     directory_of,
     find_sockets,
-    named,
-    no_session,
     observer,
-    several,
+    sessions_of,
     warn,
 )
 from kiwi_core.client import Client
@@ -25,9 +22,6 @@ from kiwi_core.errors import KiwiError
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
-    from pathlib import Path
-
-    from kiwi_core.wire.messages import SessionStatus
 
 
 @dataclass(frozen=True)
@@ -47,34 +41,19 @@ class SessionCommand:
         add_socket_dir(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        code = exits.OK
-        there: list[tuple[Path, SessionStatus]] = []
-        for answer in ask_all(find_sockets(directory_of(args), args.gpu)):
-            if answer.status is None:
-                assert answer.error is not None
-                warn(f"{answer.socket.stem}: {answer.error.message}", answer.error.remedy)
-                code = exits.FAILED
-            else:
-                there += [(answer.socket, one) for one in answer.status.sessions]
+        there = sessions_of(find_sockets(directory_of(args), args.gpu))
+        code = exits.OK if there.complete else exits.FAILED
         for wanted in dict.fromkeys(args.sessions):
             try:
-                self._do(there, wanted)
+                socket, session = there.find(wanted)
+                with observer(socket) as client:
+                    client.connect()
+                    self.act(client, session.id)
+                print(f"{wanted}: {self.done}")
             except KiwiError as error:
                 warn(f"{wanted}: {error.message}", error.remedy)
                 code = exits.FAILED
         return code
-
-    def _do(self, there: list[tuple[Path, SessionStatus]], wanted: str) -> None:
-        found = named([one for _, one in there], wanted)
-        if not found:
-            raise no_session(wanted)
-        if len(found) > 1:
-            raise several(wanted, found)
-        socket = next(socket for socket, one in there if one is found[0])
-        with observer(socket) as client:
-            client.connect()
-            self.act(client, found[0].id)
-        print(f"{wanted}: {self.done}")
 
 
 _WHO_MAY: Final = """\

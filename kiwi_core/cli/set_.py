@@ -11,10 +11,8 @@ from kiwi_core.cli.common import (
     add_socket_dir,
     directory_of,
     find_sockets,
-    named,
-    no_session,
     observer,
-    several,
+    sessions_of,
     warn,
 )
 from kiwi_core.config import DEFAULTS
@@ -138,38 +136,26 @@ def run(args: argparse.Namespace) -> int:
             "A priority is a session's: --session and priority=… go together.",
             "Write for example: kiwi set --session train.ipynb priority=high",
         )
-    code, answered = exits.OK, False
-    for socket in find_sockets(directory_of(args), args.gpu):
+    code, sockets, session = exits.OK, find_sockets(directory_of(args), args.gpu), ""
+    if args.session:
+        socket, found = sessions_of(sockets).find(args.session)
+        sockets, session = [socket], found.id
+    for socket in sockets:
         try:
-            if said := _apply(socket, wanted, args.session):
-                print(said)
-                answered = True
+            print(_apply(socket, wanted, session))
         except KiwiError as error:
             warn(f"{socket.stem}: {error.message}", error.remedy)
             code = exits.FAILED
-    if not answered and code == exits.OK:
-        raise no_session(args.session)
     return code
 
 
 def _apply(socket: Path, wanted: dict[str, Any], session: str) -> str:
-    """Set, and return the daemon's settings after that as text. If the daemon does not have
-    ``session``, set nothing and return ""."""
-    client = observer(socket)
-    try:
+    """Set, and return the daemon's settings after that as text."""
+    with observer(socket) as client:
         client.connect()
-        if session:
-            found = named(client.status().sessions, session)
-            if len(found) > 1:
-                raise several(session, found)
-            if not found:
-                return ""
-            session = found[0].id
         if wanted:
             client.set(**wanted, session=session)
         gpu = client.status()
-    finally:
-        client.close()
     text = f"GPU {gpu.index}: quantum {format_duration_s(gpu.scheduler.tq_s)}, "
     text += f"anti-thrash {gpu.scheduler.anti_thrash.value}, policy {gpu.scheduler.policy}"
     for one in gpu.sessions:

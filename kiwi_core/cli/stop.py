@@ -19,9 +19,10 @@ from kiwi_core.cli.common import (
 )
 from kiwi_core.cli.listening import listener, service_of
 from kiwi_core.client.directory import LEFT_SUFFIX, STOPPED_NAME, may_start_in
+from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, KiwiError, PeerError
 from kiwi_core.gpu import processes
-from kiwi_core.states import SessionState
+from kiwi_core.states import MovedBy, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from kiwi_core.wire.messages import SessionStatus
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus
 
 DESCRIPTION = (
     "Ends the daemons. What is paged out is brought back first, and goes on without Kiwi. If "
@@ -51,6 +52,7 @@ kiwi daemon starts them again, too. One of systemd's is ended with: systemctl st
 _PATIENCE_S: Final = 5.0
 """Time between two lines that say what the command waits for."""
 
+_MARGIN_BYTES: Final = DEFAULTS.restore_margin_fixed_bytes
 _LOOK_EVERY_S: Final = 0.5
 """Interval of questions whether there is room by now."""
 
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     directory = directory_of(args)
     mark = directory / STOPPED_NAME
     if args.undo:
-        mark.unlink(missing_ok=True)
+        _take_away(mark)
         return exits.OK
     marks = args.gpu is None and may_start_in(directory)
     try:
@@ -82,48 +84,105 @@ def run(args: argparse.Namespace) -> int:
     except PeerError as error:
         if marks:
             _put(mark)
-        if not mark.exists():
+        if not os.path.exists(mark):
             raise
         print(f"{error.message} Notebooks start none until: kiwi stop --undo")
         return exits.OK
-    refused = [path for path in sockets if not (args.leave or _has_room(path, waits=args.wait))]
-    if refused:
+    found = {path: _target(path) for path in sockets}
+    code = exits.FAILED if _Refused in map(type, found.values()) else exits.OK
+    targets = {path: one for path, one in found.items() if not isinstance(one, _Refused)}
+    living = [path for path, ref in targets.items() if ref is not None]
+    if not (args.leave or _have_room(living, waits=args.wait)):
         return exits.FAILED
-    if marks:
+    if marks and targets:
         _put(mark)
-    return max(_end(path, leaves=args.leave) for path in sockets)
+    ended = [_end(path, ref, leaves=args.leave) for path, ref in targets.items()]
+    return max([code, *ended])
+
+
+class _Refused:
+    """A daemon that this command may not end; it was said why."""
+
+
+def _target(path: Path) -> processes.ProcessRef | _Refused | None:
+    """Return the process to end; ``None``: there is none any more."""
+    try:
+        ref = listener(path)
+        if ref is not None:
+            _check(ref)
+    except KiwiError as error:
+        warn(f"{path.stem}: {error.message}", error.remedy)
+        return _Refused()
+    return ref
+
+
+def _check(ref: processes.ProcessRef) -> None:
+    if unit := service_of(ref.pid):
+        raise CallerError(
+            "systemd", f"It is a service of systemd ({unit}).", f"systemctl stop {unit}"
+        )
+    try:
+        os.kill(ref.pid, 0)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        raise _not_yours(ref) from None
+
+
+def _not_yours(ref: processes.ProcessRef) -> CallerError:
+    return CallerError(
+        "not-yours",
+        f"Its daemon (process {ref.pid}) belongs to another user.",
+        "Ask who administers this machine, or become that user (sudo).",
+    )
 
 
 # --- whether everybody can come back ------------------------------------------------------------
 
 
-def _has_room(path: Path, *, waits: bool) -> bool:
-    """Return whether all that a daemon has paged out fits beside what is in its GPU; say what does
-    not. ``waits``: until it does."""
+def _have_room(paths: Sequence[Path], *, waits: bool) -> bool:
+    """Return whether all that the daemons have paged out fits beside what is in their GPUs; say
+    what does not. ``waits``: until it does, everywhere at the same time."""
     said_s = -_PATIENCE_S
-    while stay := _cannot_come_back(path):
+    while obstacles := {path: why for path in paths if (why := _obstacle(path))}:
         if not waits:
-            _refuse(path.stem, stay)
+            for path, why in obstacles.items():
+                _refuse(path.stem, why)
             return False
         if time.monotonic() - said_s >= _PATIENCE_S:
             said_s = time.monotonic()
-            print(f"{path.stem}: waits until there is room for {_named(stay)}", flush=True)
+            for path, why in obstacles.items():
+                print(f"{path.stem}: waits. {why}", flush=True)
         time.sleep(_LOOK_EVERY_S)
     return True
 
 
-def _cannot_come_back(path: Path) -> list[SessionStatus]:
-    """Return the sessions whose memory has no room in the GPU, running ones last. A daemon that
-    does not answer is asked nothing: see ``_end``."""
+def _obstacle(path: Path) -> str:
+    """Return why not everybody of a daemon can come back, as a sentence; "": everybody can."""
     (answer,) = ask_all([path])
     if answer.status is None:
-        return []
-    free_bytes = answer.status.memory.free_bytes
-    stay = []
-    out = [one for one in answer.status.sessions if one.paged_out_bytes > 0]
+        if listener(path) is None:
+            return ""  # it has just ended
+        return "It does not answer, so nobody knows who could come back."
+    stay = _without_room(answer.status)
+    held = [one for one in answer.status.sessions if one.paged_out_bytes > 0 and one.stopped]
+    if held:
+        return f"{_named(held)} cannot come back while the program is stopped."
+    return f"The GPU has no room for what is paged out of {_named(stay)}." if stay else ""
+
+
+def _without_room(status: GpuStatus) -> list[SessionStatus]:
+    """Return the sessions whose memory has no room in the GPU; suspended ones come back first."""
+    free_bytes, stay = status.memory.free_bytes, []
+    others_bytes = status.memory.outside_bytes + sum(one.resident_bytes for one in status.sessions)
+    out = [one for one in status.sessions if one.paged_out_bytes > 0]
     for session in sorted(out, key=lambda one: one.state is not SessionState.SUSPENDED):
-        if session.paged_out_bytes <= free_bytes:
-            free_bytes -= session.paged_out_bytes
+        needs_bytes = session.paged_out_bytes
+        if session.pager is not MovedBy.INPROCESS and others_bytes:
+            needs_bytes += _MARGIN_BYTES + needs_bytes // 100  # the driver needs more than fits
+        if needs_bytes <= free_bytes:
+            free_bytes -= needs_bytes
+            others_bytes += needs_bytes
         else:
             stay.append(session)
     return stay
@@ -133,16 +192,27 @@ def _named(sessions: Sequence[SessionStatus]) -> str:
     return ", ".join(f"{one.name} ({format_bytes(one.paged_out_bytes)})" for one in sessions)
 
 
-def _refuse(gpu: str, stay: Sequence[SessionStatus]) -> None:
+def _refuse(gpu: str, why: str) -> None:
     warn(
-        f"{gpu}: not stopped. The GPU has no room for what is paged out of {_named(stay)}.",
-        "End another notebook (or let `kiwi stop --wait` wait for that). Or leave it in system RAM "
-        "with `kiwi stop --leave`: nothing is lost, and its calls to the GPU wait until there is "
-        "room, or a daemon runs again.",
+        f"{gpu}: not stopped. {why}",
+        "End another notebook (or let `kiwi stop --wait` wait for that). Or leave the memory in "
+        "system RAM with `kiwi stop --leave`: nothing is lost, and calls to the GPU wait until a "
+        "daemon runs again or, where the program's own library has moved it, there is room.",
     )
 
 
 # --- the end ------------------------------------------------------------------------------------
+
+
+def _take_away(mark: Path) -> None:
+    try:
+        mark.unlink(missing_ok=True)
+    except OSError as error:
+        raise CallerError(
+            "not-written",
+            f"{mark} cannot be removed ({error.strerror}).",
+            "Ask who administers this machine.",
+        ) from error
 
 
 def _put(mark: Path) -> None:
@@ -159,18 +229,17 @@ def _put(mark: Path) -> None:
         ) from error
 
 
-def _end(path: Path, *, leaves: bool) -> int:
-    """End a daemon, print what happened, and return an exit code."""
+def _end(path: Path, ref: processes.ProcessRef | None, *, leaves: bool) -> int:
+    """End a daemon, print what happened, and return an exit code. Others may have ended meanwhile,
+    which takes time: look once more."""
     gpu = path.stem
+    if ref is None:
+        print(f"{gpu}: was not running (a crash has left its socket)")
+        return exits.OK
     try:
-        ref = listener(path)
-        if ref is None:
-            print(f"{gpu}: was not running (a crash has left its socket)")
-            return exits.OK
-        if unit := service_of(ref.pid):
-            raise CallerError(
-                "systemd", f"It is a service of systemd ({unit}).", f"systemctl stop {unit}"
-            )
+        if not leaves and (why := _obstacle(path)):
+            _refuse(gpu, why)
+            return exits.FAILED
         _end_process(ref, gpu)
     except KiwiError as error:
         warn(f"{gpu}: {error.message}", error.remedy)
@@ -183,7 +252,7 @@ def _end(path: Path, *, leaves: bool) -> int:
 def _left_behind(path: Path) -> list[str]:
     """Return what the daemon at ``path`` has written of memory that it could not bring back."""
     try:
-        return path.with_suffix(LEFT_SUFFIX).read_text().splitlines()
+        return path.with_suffix(LEFT_SUFFIX).read_text("utf-8").splitlines()
     except OSError:
         return []
 
@@ -202,10 +271,6 @@ def _end_process(ref: processes.ProcessRef, gpu: str) -> None:
                 flush=True,
             )
     except PermissionError:
-        raise CallerError(
-            "not-yours",
-            f"Its daemon (process {ref.pid}) belongs to another user.",
-            "Ask who administers this machine, or become that user (sudo).",
-        ) from None
+        raise _not_yours(ref) from None
     finally:
         os.close(descriptor)

@@ -31,6 +31,8 @@ LEFT_SUFFIX: Final = ".left"
 """Of a file beside the socket of a daemon that has ended: a line for each program whose memory it
 could not bring back. Its successor removes the file."""
 
+ASK_ADMIN: Final = "Ask who administers this machine to start it (`systemctl start kiwi`)."
+
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 LEFT_LATELY_S: Final = 60.0
 """A daemon that ended less than this ago is probably being restarted."""
@@ -86,12 +88,14 @@ def may_start_in(path: Path) -> bool:
 
 def why_stopped(path: Path) -> PeerError | None:
     """Return the error for whoever looks for a daemon where ``kiwi stop`` has ended it."""
-    if not (path / STOPPED_NAME).exists():
+    if not os.path.exists(path / STOPPED_NAME):
         return None
     return PeerError(
         "no-daemon",
-        f"Kiwi was stopped with `kiwi stop` (in {path}): notebooks use the GPU as without it.",
-        "Start it with `kiwi daemon`, or let notebooks do that again with `kiwi stop --undo`.",
+        f"Kiwi was stopped with `kiwi stop` (in {path}): nobody shares the GPU out.",
+        "Start it with `kiwi daemon`, or let notebooks do that again with `kiwi stop --undo`."
+        if may_start_in(path)
+        else ASK_ADMIN,
     )
 
 

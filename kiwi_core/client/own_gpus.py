@@ -112,7 +112,12 @@ def no_daemon(socket_dir: Path, named: str = "", env: Mapping[str, str] | None =
     """Return the error for a process that has found no socket: for the GPU that its user ``named``
     to Kiwi, else as ``own_sockets`` sees it.
     """
-    from kiwi_core.client.directory import may_start_in, why_no_sockets, why_stopped
+    from kiwi_core.client.directory import (
+        ASK_ADMIN,
+        may_start_in,
+        why_no_sockets,
+        why_stopped,
+    )
 
     visible: list[str] | None = [named]
     if not named:
@@ -137,9 +142,7 @@ def no_daemon(socket_dir: Path, named: str = "", env: Mapping[str, str] | None =
     return PeerError(
         "no-daemon",
         f"No Kiwi daemon{which} is running in {socket_dir}.{why_no_sockets(socket_dir)}",
-        "Start one with `kiwi daemon`."
-        if may_start_in(socket_dir)
-        else "Ask who administers this machine to start it (`systemctl start kiwi`).",
+        "Start one with `kiwi daemon`." if may_start_in(socket_dir) else ASK_ADMIN,
     )
 
 

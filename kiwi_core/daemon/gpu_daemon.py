@@ -514,7 +514,8 @@ class GpuDaemon:
             note.unlink(missing_ok=True)
             if left:
                 records = (record for record in self._registry if record.id in left)
-                note.write_text("\n".join(f"{one.name} ({left[one.id]})" for one in records))
+                text = "\n".join(f"{one.name} ({left[one.id]})" for one in records)
+                note.write_text(text, encoding="utf-8", errors="replace")
         except OSError as error:
             log.warning("cannot be noted", path=str(note), why=error.strerror)
 

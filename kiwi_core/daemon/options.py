@@ -59,7 +59,7 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**own, config=replace(DEFAULTS, **limits))
 
 
-ENV_OPTIONS: Final = "KIWI_DAEMON_OPTIONS"
+ENV_OPTIONS: Final = "KIWI_CHILD_OPTIONS"
 """Variable in which the daemon of one GPU gets its ``ChildOptions``, as JSON."""
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import GateOnly, Notice, Reason
 from kiwi_core.units import format_period_s
+from kiwi_core.wire.words import DAEMON_ENDED
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import SessionRecord
@@ -325,8 +326,8 @@ def pager_of_the_machine(why_not: GateOnly | None, proof: Proof | None, trouble:
 def left_out(why: str) -> tuple[str, str]:
     """Return the notice for a session whose memory a leaving daemon could not page in."""
     text = (
-        "The Kiwi daemon has ended, and the GPU memory of this program stays in system RAM, since "
-        f"it could not be brought back ({why}). Nothing is lost, but its calls to the GPU wait."
+        f"{DAEMON_ENDED} in system RAM, since it could not be brought back ({why}). Nothing is "
+        "lost, but its calls to the GPU wait."
     )
     remedy = (
         "It goes on by itself when a daemon runs again (`kiwi daemon`, or ask who administers this "

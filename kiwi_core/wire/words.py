@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     )
 
 
+DAEMON_ENDED: Final = "The Kiwi daemon has ended, and the GPU memory of this program stays"
+"""How the notice begins for a program whose memory a daemon that ended has left in system RAM."""
+
+
 def wait_text(entry: QueueEntry) -> str:
     """Return how long a wait may still take; "": there is no forecast."""
     if entry.kept_out:

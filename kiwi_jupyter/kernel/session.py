@@ -15,6 +15,7 @@ from kiwi_core.config import gpu_possible, socket_dir
 from kiwi_core.errors import CallerError, KiwiError, SilentDaemonError, is_full
 from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
+from kiwi_core.wire.words import DAEMON_ENDED
 from kiwi_jupyter.kernel.driver_gate import DriverGate
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
 from kiwi_jupyter.kernel.words import SHOWN_AT_ONCE, SHOWN_NOTICES, told
@@ -41,7 +42,7 @@ UNGUARDED: Final = (
 SILENT: Final = "Waiting for the Kiwi daemon, which runs but does not answer"
 STARTING: Final = "Waiting for the Kiwi daemon, which is being started"
 
-SHOW_EVERY_S: Final = 0.25
+SHOW_EVERY_S: Final = 0.05
 """Interval at which a cell that waits for another thread's connection shows what that waits for."""
 
 LOOK_AGAIN_S: Final = 5.0
@@ -136,14 +137,14 @@ class KernelSession:
         if client is not None and self._pid == os.getpid():
             return client
         show = show or _nothing
-        while not self._lock.acquire(timeout=SHOW_EVERY_S):  # another thread is connecting
-            show(self.wait)
-        try:
+        while self._lock.locked():  # another thread is connecting
+            if self.wait:
+                show(self.wait)
+            time.sleep(SHOW_EVERY_S)
+        with self._lock:
             if self._client is None and not self._refused and self._pid == os.getpid():
                 self._try(show)
             return self._client
-        finally:
-            self._lock.release()
 
     def connect_soon(self) -> None:
         """Connect in another thread, if there is a daemon or one can be started."""
@@ -405,7 +406,7 @@ class KernelSession:
             self._say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
 
     def _left_out(self) -> bool:
-        return bool(self.notices) and self.notices[-1].notice is Notice.PAGE_IN_REFUSED
+        return bool(self.notices) and self.notices[-1].text.startswith(DAEMON_ENDED)
 
     # --- the end
 

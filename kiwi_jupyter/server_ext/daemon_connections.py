@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core import config
 from kiwi_core.client import discover
 from kiwi_core.client.autostart import autostart
-from kiwi_core.client.directory import why_stopped
+from kiwi_core.client.directory import ASK_ADMIN, may_start_in, why_stopped
 from kiwi_core.errors import KiwiError, PeerError
 from kiwi_jupyter.server_ext.daemon_follower import DaemonFollower, DaemonLost, StatusReceived
 from kiwi_jupyter.server_ext.gpu_record import GpuRecord
@@ -253,7 +253,7 @@ class DaemonConnections:
         return Problem(
             code="no-daemon",
             message=f"No Kiwi daemon runs here: there is no socket in {self._directory}.",
-            remedy="Start one with `kiwi daemon`.",
+            remedy="Start one with `kiwi daemon`." if may_start_in(self._directory) else ASK_ADMIN,
         )
 
     def client(self, uuid: str) -> Client:

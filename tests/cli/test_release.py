@@ -107,3 +107,27 @@ def test_no_daemon(kiwi: Kiwi) -> None:
     result = kiwi("release", "k0123456789")
     assert result.code == 1
     assert "No Kiwi daemon" in result.err
+
+
+def test_a_session_by_its_name(daemons: list[Path], kiwi: Kiwi) -> None:
+    """Not where two have it: their ids are said."""
+    with session(daemons[0]) as (first, _):
+        assert kiwi("suspend", "somebody").code == 0
+        assert kiwi("resume", "somebody").code == 0
+        assert kiwi("set", "--session", "somebody", "priority=low").code == 0
+        with session(daemons[1]) as (second, _):
+            for command in (
+                ("suspend", "somebody"),
+                ("set", "--session", "somebody", "priority=high"),
+            ):
+                refused = kiwi(*command)
+                assert refused.code == 1
+                assert first in refused.err
+                assert second in refused.err
+            assert kiwi("suspend", second).code == 0
+
+
+def test_set_alone_says_what_is_set(daemons: list[Path], kiwi: Kiwi) -> None:
+    result = kiwi("set")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.count("quantum 30 s") == len(daemons)

@@ -57,7 +57,7 @@ def test_a_stop_that_waits_for_room(
     a, b = pair
     command = start_kiwi("stop", "--wait", **daemon.env)
     assert command.stdout is not None
-    assert "waits until there is room for A.ipynb (152" in command.stdout.readline()
+    assert "no room for what is paged out of A.ipynb (152" in command.stdout.readline()
     assert b.check("check(cuda.cuMemFree(memory.address))\nprint('freed')").text == "freed\n"
     done = finish(command)
     assert (done.code, done.err) == (0, "")

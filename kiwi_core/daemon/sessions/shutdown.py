@@ -66,9 +66,10 @@ async def everybody_back(
         rest = [record.target for record in in_order if record.id in moving]
         left |= await bring_back(pager, rest, clock.now_s() + FINISH_WITHIN_S)
     for session, why in left.items():
+        record = registry.get(session)
         log.error(
             "session stays paged out; nothing is lost: start the daemon again to bring it back",
-            session=session, why=why,
+            session=session, name="" if record is None else record.name, why=why,
         )  # fmt: skip
     return left
 

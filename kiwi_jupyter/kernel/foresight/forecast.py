@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 WITHIN_NS: Final = 2_000_000
 """Longest look at a cell, in processor time. What is not known by then is not foreseen."""
 
-WAIT_MAX_NS: Final = 20_000_000
+WAIT_MAX_NS: Final = 100_000_000
 """The same on the clock: a busy machine, a slow file system."""
 
 TEXT_MAX: Final = 20_000
