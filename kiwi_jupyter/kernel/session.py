@@ -97,6 +97,8 @@ class KernelSession:
         """Why there is no connection, in words; "" while there is one or none was tried."""
         self.notices: deque[UserNotice] = deque(maxlen=NOTICES_MAX)
         self._unshown: deque[UserNotice] = deque(maxlen=NOTICES_MAX)
+        self._left_out_by: Welcome | None = None
+        """The welcome of the daemon that has left this process's GPU memory in system RAM."""
 
     @property
     def directory(self) -> Path:
@@ -385,6 +387,8 @@ class KernelSession:
         kernel may be ended before there is another cell.
         """
         self.notices.append(notice)
+        if notice.text.startswith(DAEMON_ENDED):
+            self._left_out_by = self._client.welcome if self._client is not None else None
         self.lost = self.lost or notice.notice is Notice.LOST
         if notice.notice in (Notice.SUSPENDED, Notice.KEPT_OUT):
             self.suspended()
@@ -406,7 +410,9 @@ class KernelSession:
             self._say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
 
     def _left_out(self) -> bool:
-        return bool(self.notices) and self.notices[-1].text.startswith(DAEMON_ENDED)
+        """Return whether no daemon has come since one left this memory in system RAM."""
+        client = self._client
+        return client is not None and client.welcome is self._left_out_by is not None
 
     # --- the end
 

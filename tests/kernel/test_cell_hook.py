@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kiwi_core.wire.messages import Acquire, EndBurst, Granted, Hello, Waiting, Withdraw
+from kiwi_core.states import Notice
+from kiwi_core.wire.messages import (
+    Acquire,
+    EndBurst,
+    Granted,
+    Hello,
+    UserNotice,
+    Waiting,
+    Withdraw,
+)
+from kiwi_core.wire.words import DAEMON_ENDED
 
 if TYPE_CHECKING:
     from tests.client.scripted_daemon import ScriptedDaemon
@@ -395,6 +405,25 @@ def test_a_daemon_that_goes_away_lets_the_cell_run(daemon: ScriptedDaemon, make_
         assert "runs without waiting" in cell.stream("stderr")
         daemon.grants = True
         daemon.start()
+
+
+def test_memory_that_a_daemon_left_out_comes_back_with_the_next(  # type: ignore[no-untyped-def]
+    daemon: ScriptedDaemon, make_kernel
+) -> None:
+    """Until then its calls wait, so a cell is not said to run without waiting."""
+    left_out = UserNotice(notice=Notice.PAGE_IN_REFUSED, text=f"{DAEMON_ENDED} there.", remedy="")
+    with make_kernel() as kernel:
+        kernel.check("import tripgpu\ntripgpu.use()")
+        daemon.peer.say(left_out)
+        assert DAEMON_ENDED in kernel.check("tripgpu.use()").stream("stderr")
+        for told in (False, True):
+            kernel.set_daemon_grace(0.5)
+            daemon.stop()
+            cell = kernel.check("tripgpu.use()")
+            assert ("runs without waiting" in cell.stream("stderr")) is told
+            kernel.set_daemon_grace(60.0)
+            daemon.start()
+            assert not kernel.check("tripgpu.use()").stream("stderr")
 
 
 def test_death_while_waiting_frees_the_place(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
