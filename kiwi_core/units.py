@@ -6,7 +6,6 @@ where users or other programs read a number (``*_s`` on the wire, in JSON and on
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Final, NewType
 
@@ -82,47 +81,6 @@ def format_period_s(period_s: float) -> str:
     if period_s < 60:
         return f"{period_s:g} s"
     return format_duration_s(period_s).removesuffix(" 0 s").removesuffix(" 0 min")
-
-
-def format_wait_s(
-    expected_s: float, low_s: float | None = None, high_s: float | None = None, why: str = ""
-) -> str:
-    """Return the rest of a wait for users: ``any moment``, ``about 12 s``, ``10-25 s``, ``up to 7
-    s``, ``about 3 min (others go first)``. The labextension's ``formatWait`` does the same.
-    """
-    text = _range(low_s, high_s) if low_s is not None and high_s is not None else ""
-    if not text:
-        about = _amount(expected_s)
-        text = "any moment" if about == "0 s" else f"about {about}"
-    return f"{text} ({why})" if why else text
-
-
-def _range(low_s: float, high_s: float) -> str:
-    """Return a range, coarse so that it is steady as the wait gets shorter; "" for one figure."""
-    low, high = _amount(low_s, coarse=True), _amount(high_s, coarse=True)
-    if low == high or high_s <= low_s or high == "0 s":
-        return ""
-    if low == "0 s":
-        return f"up to {high}"
-    number, _, unit = low.partition(" ")
-    return f"{number if high.endswith(f' {unit}') else low}\N{EN DASH}{high}"
-
-
-def _amount(wait_s: float, coarse: bool = False) -> str:
-    """Return seconds below 100 s, minutes below 100 min, else hours. ``coarse``: in steps of about
-    a tenth, and with limits of 90, since otherwise 95 s would follow 1.5 min."""
-    seconds = _rounded(wait_s, 5 if coarse and wait_s >= 20 else 1)
-    most = 90 if coarse else 100
-    if seconds < most:
-        return f"{seconds:g} s"
-    minutes = _rounded(wait_s / 60, 0.5 if coarse and wait_s < 600 else 1)
-    if minutes < most:
-        return f"{minutes:g} min"
-    return f"{_rounded(wait_s / 3600, 0.5 if coarse else 1):g} h"
-
-
-def _rounded(value: float, step: float) -> float:
-    return math.floor(max(0.0, value) / step + 0.5) * step
 
 
 def ordinal(position: int) -> str:

@@ -19,7 +19,8 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.states import PRIORITIES, AntiThrash, Priority
-from kiwi_core.units import format_duration_s, ns_to_seconds
+from kiwi_core.units import ns_to_seconds
+from kiwi_core.wire.words import settings_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,8 +157,7 @@ def _apply(socket: Path, wanted: dict[str, Any], session: str) -> str:
         if wanted:
             client.set(**wanted, session=session)
         gpu = client.status()
-    text = f"GPU {gpu.index}: quantum {format_duration_s(gpu.scheduler.tq_s)}, "
-    text += f"anti-thrash {gpu.scheduler.anti_thrash.value}, policy {gpu.scheduler.policy}"
+    text = f"GPU {gpu.index}: {settings_text(gpu.scheduler)}"
     for one in gpu.sessions:
         if one.id == session:
             text += f"; {one.name} has priority {one.priority.value}"

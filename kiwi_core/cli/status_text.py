@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kiwi_core import terms
 from kiwi_core.cli.choosing import EVERYTHING
 from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.units import format_bytes, format_duration_s
@@ -13,6 +14,8 @@ from kiwi_core.wire.words import (
     keeps_text,
     load_text,
     outside_text,
+    outside_texts,
+    settings_text,
     turn_text,
     wait_text,
 )
@@ -67,9 +70,7 @@ def _memory(gpu: GpuStatus) -> str:
     text = f"{format_bytes(memory.free_bytes)} of {format_bytes(memory.total_bytes)} free"
     text += f", {format_bytes(memory.paged_out_bytes)} paged out"
     text += f" (system RAM may take {format_bytes(memory.host_budget_bytes)})"
-    if memory.outside_bytes:
-        text += f", {format_bytes(memory.outside_bytes)} held by programs outside Kiwi"
-    return text
+    return ", ".join([text, *outside_texts(gpu)])
 
 
 def _outside(gpu: GpuStatus) -> list[str]:
@@ -82,10 +83,7 @@ def _outside(gpu: GpuStatus) -> list[str]:
 
 def _sharing(gpu: GpuStatus) -> list[str]:
     scheduler = gpu.scheduler
-    settings = f"quantum {format_duration_s(scheduler.tq_s)}"
-    settings += f", anti-thrash {scheduler.anti_thrash.value}"
-    if scheduler.policy:  # empty from an older daemon
-        settings += f", policy {printable(scheduler.policy)}"
+    settings = printable(settings_text(scheduler))
     if scheduler.floor_s is not None:
         settings += f", a turn lasts at least {format_duration_s(scheduler.floor_s)}"
     if scheduler.swap_round_trip_s is not None:
@@ -117,7 +115,7 @@ def _queue(gpu: GpuStatus) -> list[str]:
 
 
 def _wait(entry: QueueEntry) -> str:
-    text = printable(wait_text(entry)) or "nobody can tell"
+    text = printable(wait_text(entry)) or terms.NOBODY_CAN_TELL
     return f"{text} (has waited {format_duration_s(entry.waited_s)})"
 
 

@@ -30,9 +30,9 @@ _STRETCHES = {
 _ACTIVITY = {
     Doing.SUSPENDING: "being suspended",
     Doing.RESUMING: "being resumed",
-    Doing.PAGING_OUT: "its memory is moving out",
-    Doing.PAGING_IN: "its memory is moving in",
-    Doing.RESIDUE_IN: "its contexts are coming back",
+    Doing.PAGING_OUT: "its memory is paging out to make room",
+    Doing.PAGING_IN: "its memory is paging in",
+    Doing.RESIDUE_IN: "its contexts are paging in",
 }
 
 
@@ -84,17 +84,19 @@ def state_of(session: Session) -> SessionState:
 
 
 def _why(st: State) -> str:
+    """Return why sessions run one at a time, or in parallel."""
     if st.anti_thrash is AntiThrash.OFF:
-        return "never serialised: anti-thrash is off, runners may run out of GPU memory"
+        return "anti-thrash is off, so that programs may run out of GPU memory"
     if st.anti_thrash is AntiThrash.ALWAYS:
-        return "always one at a time: anti-thrash is set to always"
+        return "anti-thrash is set to always"
     if st.outgrown:
-        return "one at a time: those that ran together have outgrown the GPU"
-    need = format_bytes(st.active_need_bytes + st.margin_bytes)
-    has = format_bytes(st.capacity_bytes)
+        return "those that ran together have outgrown the GPU"
     if st.serialised:
-        return f"one at a time: together they may need {need} and the GPU has {has}"
-    return "in parallel: they fit together" if st.active > 1 else "nobody is in anybody's way"
+        need = format_bytes(st.active_need_bytes + st.margin_bytes)
+        return f"together they may need {need} and the GPU has {format_bytes(st.capacity_bytes)}"
+    if st.queue:
+        return "they fit together; who waits, waits for its memory or for room"
+    return "they fit together" if st.active > 1 else "as long as they fit together"
 
 
 def _round_trip_ns(st: State, present: list[Session]) -> int | None:

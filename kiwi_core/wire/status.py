@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from kiwi_core import terms
 from kiwi_core.states import AntiThrash, Direction, HistoryKind, MovedBy, Priority, SessionState
 
 
@@ -59,10 +60,8 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     @property
     def sharing(self) -> str:
         """Return how notebooks share the GPU now, and why, in words."""
-        now = "one at a time" if self.serialised else "in parallel"
-        if now in self.why:
-            return self.why
-        return f"{now} ({self.why})" if self.why else now
+        now = terms.ONE_AT_A_TIME if self.serialised else terms.IN_PARALLEL
+        return f"{now}: {self.why}" if self.why else now
 
 
 class PolicyStatus(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ one line on stderr. ``docs/adr/0052-the-wait-is-no-output.md`` has the reasons.
 from __future__ import annotations
 
 import html
+import re
 import sys
 import threading
 import time
@@ -51,6 +52,11 @@ CPU_WORK: Final = (
 _BAR: Final = "height:100%;background:var(--jp-brand-color1,#2196f3)"
 
 
+def marked(text: str) -> str:
+    """Return a text as HTML, with its `commands` as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def as_html(text: str, share: float | None, hint: str = CPU_WORK) -> str:
     bar = ""
     if share is not None:
@@ -61,7 +67,7 @@ def as_html(text: str, share: float | None, hint: str = CPU_WORK) -> str:
             f'<div style="{_BAR};width:{percent}%"></div></div>'
         )
     below = f'<div style="{_HINT}">{hint}</div>' if hint else ""
-    return f'<div role="status" style="{_STYLE}">{html.escape(text)}{bar}</div>{below}'
+    return f'<div role="status" style="{_STYLE}">{marked(text)}{bar}</div>{below}'
 
 
 class CellWaitLine:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preallocation
 from kiwi_core.states import MovedBy, SessionState
+from kiwi_core.terms import STATES
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
-from kiwi_core.wire.words import counted_text, keeps_text, load_text, wait_text
+from kiwi_core.wire.words import counted_text, keeps_text, load_text, settings_text, wait_text
+from kiwi_jupyter.kernel.display import marked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,10 +67,6 @@ class StatusView:
         name = f"{status.name} ({status.uuid})"
         if status.emulated:
             name = f"EMULATED GPU, no real one: {name}"
-        settings = f"quantum {format_duration_s(scheduler.tq_s)}"
-        settings += f", anti-thrash {scheduler.anti_thrash.value}"
-        if scheduler.policy:  # (an older daemon says none)
-            settings += f", policy {scheduler.policy}"
         load = load_text(status.gauges)
         return [
             ("GPU", name),
@@ -81,7 +79,7 @@ class StatusView:
                     f" {format_bytes(memory.paged_out_bytes)} paged out to system RAM"
                 ),
             ),
-            ("Sharing", f"{scheduler.sharing}; {settings}"),
+            ("Sharing", f"{scheduler.sharing}; {settings_text(scheduler)}"),
             *([("Moves", status.pager_text)] if status.pager_text else []),
         ]
 
@@ -90,7 +88,7 @@ class StatusView:
         if own is None or _unused(own):
             return [("This notebook", "has not used the GPU under Kiwi yet")]
         place = next((q for q in status.queue if q.session == own.id), None)
-        rows = [("This notebook", f"{own.state.value}, {_memory(own)}{_MOVED_BY[own.pager]}")]
+        rows = [("This notebook", f"{STATES[own.state]}, {_memory(own)}{_MOVED_BY[own.pager]}")]
         if place is not None:
             rows.append(("Wait", f"{ordinal(place.position)} in line{_expected(place)}"))
         if counted := counted_text(own):
@@ -137,7 +135,7 @@ class StatusView:
     def _repr_html_(self) -> str:
         cells = "".join(
             '<tr><th scope="row" style="text-align:left;padding-right:1em">'
-            f'{html.escape(word)}</th><td style="text-align:left">{html.escape(text)}</td></tr>'
+            f'{html.escape(word)}</th><td style="text-align:left">{marked(text)}</td></tr>'
             for word, text in self.rows()
         )
         return f'<table aria-label="Kiwi status"><tbody>{cells}</tbody></table>'

@@ -65,7 +65,7 @@ export function scheduler(changes: Partial<IScheduler> = {}): IScheduler {
     anti_thrash: 'on',
     serialised: false,
     policy: 'round-robin',
-    why: 'nobody is in anybody’s way',
+    why: 'as long as they fit together',
     ...changes
   };
 }

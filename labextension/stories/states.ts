@@ -18,7 +18,7 @@ const QUIET = { utilisation_percent: 0, temperature_c: 34, power_w: 72, power_li
 
 const TURNS = scheduler({
   serialised: true,
-  why: 'one at a time: together they may need 118 GiB and the GPU has 80 GiB',
+  why: 'together they may need 118 GiB and the GPU has 80 GiB',
   swap_round_trip_s: 9.2,
   floor_s: 9.2
 });
@@ -130,7 +130,7 @@ function together(): IGpu {
       ...TURNS,
       serialised: false,
       policy: 'interactive',
-      why: 'in parallel: they fit together'
+      why: 'they fit together'
     },
     history: [
       did(session('train'), 'held', 50, null),

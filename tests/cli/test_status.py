@@ -31,6 +31,7 @@ from kiwi_core.wire.messages import (
     GetStatus,
     GpuStatus,
     MemoryStatus,
+    OutsideProgram,
     QueueEntry,
     SchedulerStatus,
     SessionStatus,
@@ -93,6 +94,7 @@ def busy_gpu() -> GpuStatus:
                 connected=False,
             ),
         ],
+        outside=[OutsideProgram(name="python3", owner="eve", pid=815, used_bytes=GIB)],
         swaps=[
             SwapStatus(session="s2", direction="out", bytes_moved=10**10, seconds=2.0, ago_s=12.0)
         ],
@@ -107,13 +109,22 @@ def test_picture_answers_who_has_it_who_waits_and_how_long():
     text = picture(busy_gpu())
     assert "train.ipynb (ann), at most 18 s more" in text
     assert "1. explore.ipynb (bob): about 12 s (has waited 4.0 s)" in text
-    assert "one at a time (90 GiB are needed)" in text
+    assert "one at a time: 90 GiB are needed" in text
     assert "38 GiB of 80 GiB free, 10 GiB paged out" in text
     assert "1 GiB held by programs outside Kiwi" in text
     assert "explore.ipynb out: 9.3 GiB in 2.0 s (5.0 GB/s), 12 s ago" in text
     assert "explore.ipynb (bob): A driver call hangs. Restart this kernel." in text
     assert "waiting (away)" in text
     assert "EMULATED" not in text
+
+
+@pytest.mark.parametrize(("unnamed_mib", "words"), [(6, ""), (600, "600 MiB held by the driver")])
+def test_memory_that_nobody_is_named_for_is_shown_where_it_matters(unnamed_mib, words):
+    memory = replace(busy_gpu().memory, outside_bytes=unnamed_mib << 20)
+    shown = picture(replace(busy_gpu(), memory=memory, outside=[]))
+    assert "programs outside Kiwi" not in shown
+    assert words in shown
+    assert (" held by " in shown) is bool(words)
 
 
 def test_picture_has_priorities_where_somebody_has_another_than_normal():

@@ -38,8 +38,8 @@ def test_the_line_of_a_wait_that_no_daemon_knows_yet() -> None:
             "Suspended in mid-cell: 2nd in line, train.ipynb has the GPU, goes on in about 12 s",
         ),
         (
-            waiting(position=1, activity="its memory is moving in", expected_wait_s=0.1),
-            "Suspended in mid-cell: 1st in line, its memory is moving in, goes on any moment",
+            waiting(position=1, activity="its memory is paging in", expected_wait_s=0.1),
+            "Suspended in mid-cell: 1st in line, its memory is paging in, goes on any moment",
         ),
         (waiting(position=0, ahead=0), "Suspended in mid-cell: goes on by itself"),
         (waiting(blocked=Notice.STOPPED, detail="Do this."), "Suspended in mid-cell. Do this."),

@@ -27,7 +27,8 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.replay import describe_action
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, Priority, Reason, Residency
-from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId, format_wait_s
+from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId
+from kiwi_core.wire.words import format_wait_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -24,6 +24,7 @@ from kiwi_core.metrics import families
 from kiwi_core.pager.api import Pager
 from kiwi_core.sched.model.policy import Policy
 from kiwi_core.states import Notice, Reason, SessionState
+from kiwi_core.terms import STATES
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.magics import HELP
 from kiwi_jupyter.server_ext.app import KiwiServerApp
@@ -233,7 +234,9 @@ def test_words_of_the_sidebar_are_the_codes_own() -> None:
     for words in set(said_on_screen()) - {"bold"}:
         # The code fills in numbers, places and placeholders.
         for part in re.split(r"^GPU: |…|\d+(?:st|nd|rd|th)?", words):
-            assert part.strip(" ,.") in sources, f"nowhere on the screen: {words}"
+            text = part.strip(" ,.")
+            term = text[:1].lower() + text[1:]  # asTitle() gives a term its capital letter
+            assert {text in sources, term in sources} != {False}, f"nowhere on the screen: {words}"
 
 
 def test_every_state_on_the_screen_is_explained() -> None:
@@ -248,11 +251,14 @@ def test_every_state_on_the_screen_is_explained() -> None:
     choices = re.findall(
         r"label: trans\.__\('([^']+)'", (source / "panel/controls-model.ts").read_text()
     )
-    assert {"yours", "paged out"} <= set(status)
+    assert {"yours", "memory lost"} <= set(status)
     assert len(choices) == 3 + 2, "modes and policies"
     assert {f"GPU: {words}" for words in status} <= said
-    assert {"Yours", "Busy", "Paged out"} <= set(headlines)
+    assert {"Yours", "Busy"} <= set(headlines)
     assert set(headlines) | set(choices) <= said
+    for state in (SessionState.PAGED_OUT, SessionState.PAGING_OUT, SessionState.PAGING_IN):
+        word = STATES[state]
+        assert {f"GPU: {word}", word.capitalize()} <= said
 
 
 def test_every_setting_of_the_labextension_is_in_the_table() -> None:

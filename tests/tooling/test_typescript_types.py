@@ -1,8 +1,9 @@
-"""Tests that the labextension's types are those of the server extension's structs."""
+"""Tests that the labextension has the types and the words of Python."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,15 +11,15 @@ import msgspec.inspect
 import pytest
 from kernels import ROOT
 
+from kiwi_core import terms
+
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
-SCRIPT = ROOT / "packaging/typescript_types.py"
 
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("typescript_types", SCRIPT)
+def script_of(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"packaging/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,9 +27,29 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_file_is_what_the_structs_say(script: ModuleType) -> None:
-    command = f".venv/bin/python {SCRIPT.relative_to(ROOT)}"
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return script_of("typescript_types")
+
+
+@pytest.mark.parametrize("name", ["typescript_types", "typescript_terms"])
+def test_the_file_is_what_python_says(name: str) -> None:
+    script = script_of(name)
+    command = f".venv/bin/python packaging/{name}.py"
     assert script.FILE.read_text() == script.written(), f"run: {command}"
+
+
+SENTENCES = [term for term in vars(terms).values() if type(term) is str and " " in term]
+
+
+@pytest.mark.parametrize(
+    "path", [*(ROOT / "labextension/src").rglob("*.ts*")], ids=lambda p: p.name
+)
+def test_no_other_file_has_a_term_of_its_own(path: Path) -> None:
+    """A surface that writes the words itself would keep them when the others change."""
+    source = path.read_text()
+    own = [term for term in SENTENCES if f"'{re.sub('{.*?}', '%1', term)}'" in source]
+    assert not own or path.name == "terms.ts"
 
 
 class Inner(msgspec.Struct, kw_only=True):

@@ -32,6 +32,7 @@ from surfaces import (
 )
 
 from kiwi_core.states import SessionState
+from kiwi_core.terms import OUTSIDE
 from kiwi_core.units import ordinal
 from kiwi_core.wire.words import turn_text, wait_text
 
@@ -53,6 +54,15 @@ LONG: Final = ("long-a.ipynb", "long-b.ipynb", "long-c.ipynb")
 SHORT: Final = "short.ipynb"
 ONLOOKER: Final = "onlooker.ipynb"
 CROWD: Final = (*LONG, SHORT)
+
+STRANGE: Final = {
+    r"side by side|in turns|in anybody's way": "the terms are in parallel, one at a time",
+    r"mov(ing|ed) (out|in)\b|coming back": "the term is paging",
+    r"take turns|turns? \d": "the terms are quantum and anti-thrash",
+    r"\bfor 0(\.0)? s": "a figure without a meaning",
+    r"\bk[0-9a-f]{10}\b": "people know notebooks by their names",
+}
+"""Patterns of texts that no surface shows, with the reason."""
 
 BETWEEN: Final = 3
 """Moments between two disturbances."""
@@ -87,6 +97,7 @@ _READ = """() => {
     queue: people('queue-entry'), holders: people('holder'), lines,
     mine: text(mine), large: text(mine?.querySelector('.jp-Kiwi-wait-large')),
     status: text(document.querySelector('[data-kiwi="status-item"]')),
+    panel: text(panel), why: text(panel.querySelector('[data-kiwi="why"]')),
   };
 }"""
 
@@ -140,8 +151,8 @@ class Moment:
         return max(SLACK_S, self.took_s)
 
     def contradictions(self) -> list[str]:
-        found: list[str] = []
-        for check in (self._order, self._waits, self._turns, self._in_front):
+        found: list[str] = self._strange_words()
+        for check in (self._order, self._waits, self._turns, self._in_front, self._sharing):
             try:
                 check()
             except AssertionError as error:
@@ -238,6 +249,37 @@ class Moment:
         else:
             assert "in line" not in mine, (mine, session)
             assert not large.startswith("Yours"), (large, session)
+
+    def _sharing(self) -> None:
+        """All say how the GPU is shared in the same words, and why others wait all the same."""
+        sharing = self.status.scheduler.sharing
+        assert sharing in self.text, (sharing, self.text)
+        assert sharing in self.magic, (sharing, self.magic)
+        said = self.page["why"]
+        assert said.startswith(sharing[0].upper() + sharing[1:]), (sharing, said)
+        if self.status.queue and not self.status.scheduler.serialised:
+            assert "who waits" in sharing, sharing
+
+    def _strange_words(self) -> list[str]:
+        """Return what no surface may say at any moment."""
+        texts = {
+            "sidebar": self.page["panel"],
+            "status bar": self.page["status"],
+            "cells": " ".join(self.page["lines"].values()),
+            "kiwi status": self.text,
+            "%kiwi status": self.magic,
+        }
+        found = [
+            f"{surface} says {match[0]!r}: {why}"
+            for surface, text in texts.items()
+            for pattern, why in STRANGE.items()
+            if (match := re.search(pattern, text, re.IGNORECASE))
+        ]
+        if "`" in texts["sidebar"] + texts["status bar"] + texts["cells"]:
+            found.append(f"backticks where there is code to show it: {texts}")
+        if not self.status.outside:
+            found += [f"{s} knows programs outside Kiwi" for s, t in texts.items() if OUTSIDE in t]
+        return found
 
     def _one(self, pattern: str, text: str) -> str:
         found = re.search(pattern, text, re.M)

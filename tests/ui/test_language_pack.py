@@ -66,7 +66,7 @@ def test_a_language_pack_translates_every_surface(
             # Words of the panel, of a module's constant, and of an attribute.
             expect(panel.root).to_contain_text("«Free»")
             expect(panel.root).to_contain_text("«None of your notebooks uses this GPU yet.»")
-            expect(panel.root).to_contain_text("«When needed»")
+            expect(panel.root).to_contain_text("«on»")
             expect(panel.part("emulated")).to_have_text("«Emulated – not a real GPU»")
             expect(page.page.locator("[data-kiwi=status-item]")).to_have_text(
                 "«Emulated «GPU: «free»»»"

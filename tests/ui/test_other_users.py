@@ -98,5 +98,5 @@ def _settings_are_text(page: LabPage) -> bool:
     """Return whether the settings are shown as text, because only the daemon's owner may change
     them."""
     panel = page.panel()
-    expect(panel.part("gpu")).to_contain_text("Turns last 600 s")
+    expect(panel.part("gpu")).to_contain_text("Quantum: 600 s")
     return panel.part("tq").count() == 0 and panel.part("mode").count() == 0

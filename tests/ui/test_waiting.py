@@ -189,11 +189,11 @@ def test_the_order_is_chosen_in_the_sidebar(stage: Stage, make_pair: Callable[..
     another surface is shown."""
     pair = make_pair(stage, policy="interactive")
     panel = pair.page.panel()
-    order = panel.root.get_by_label("Order")
+    order = panel.root.get_by_label("Policy")
     expect(order).to_have_value("interactive")
-    expect(order.locator("option")).to_have_text(["Short cells first", "By arrival"])
+    expect(order.locator("option")).to_have_text(["interactive", "round-robin"])
     pair.b_waits()
-    order.select_option(label="By arrival")
+    order.select_option(label="round-robin")
     expect(order).to_have_accessible_description(re.compile("Everybody gets a whole turn"))
     assert stage.status_json()["scheduler"]["policy"] == "interactive", "not before it is applied"
     panel.part("apply").click()

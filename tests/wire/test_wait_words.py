@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from kiwi_core.states import AntiThrash, Notice
-from kiwi_core.units import format_wait_s
 from kiwi_core.wire.messages import Waiting
 from kiwi_core.wire.status import SchedulerStatus
-from kiwi_core.wire.words import waiting_text
+from kiwi_core.wire.words import format_wait_s, waiting_text
 
 TABLE = Path(__file__).parents[1] / "support" / "wait_words.json"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -23,14 +22,12 @@ SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
     ("serialised", "why", "text"),
     [
         (True, "", "one at a time"),
-        (True, "one at a time: they have outgrown it", "one at a time: they have outgrown it"),
-        (True, "always one at a time: it is set so", "always one at a time: it is set so"),
-        (False, "nobody is in anybody's way", "in parallel (nobody is in anybody's way)"),
+        (True, "they have outgrown it", "one at a time: they have outgrown it"),
+        (False, "they fit together", "in parallel: they fit together"),
         (False, "", "in parallel"),
     ],
 )
 def test_sharing_in_words(serialised: bool, why: str, text: str) -> None:
-    """No word appears twice."""
     status = SchedulerStatus(tq_s=30.0, anti_thrash=AntiThrash.ON, serialised=serialised, why=why)
     assert status.sharing == text
 
@@ -66,8 +63,8 @@ def waiting(**fields: object) -> Waiting:
         (waiting(position=1), "Waiting for the GPU: 1st in line"),
         (waiting(position=0, ahead=0), "Waiting for the GPU"),
         (
-            waiting(position=0, activity="its memory is moving in", expected_wait_s=2.0),
-            "Its memory is moving in, about 2 s",
+            waiting(position=0, activity="its memory is paging in", expected_wait_s=2.0),
+            "Its memory is paging in, about 2 s",
         ),
         (waiting(blocked=Notice.BLOCKED_OUTSIDE, detail="Because. Do this."), "Because. Do this."),
         (

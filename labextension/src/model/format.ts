@@ -1,8 +1,14 @@
 /** Formats sizes, waits and places in line for users: the same on every surface. */
 
+import { about, anyMoment, upTo } from './terms';
 import { trans } from './translation';
 
 const UNITS = ['KiB', 'MiB', 'GiB', 'TiB'] as const;
+
+/** Text for a tooltip or a label, which cannot show `commands` as code. */
+export function withoutMarks(text: string): string {
+  return text.replaceAll('`', '');
+}
 
 /** `0 B`, `512 MiB`, `38.4 GiB`, as on the command line. */
 export function formatBytes(size_bytes: number): string {
@@ -29,9 +35,9 @@ export function formatWait(
 ): string {
   let text = low_s === null || high_s === null ? '' : range(low_s, high_s);
   if (text === '') {
-    const about = amount(expected_s);
-    const some = short ? `≈ ${about}` : trans.__('about %1', about);
-    text = about === '0 s' ? trans.__('any moment') : some;
+    const whole = amount(expected_s);
+    const some = short ? `≈ ${whole}` : about(whole);
+    text = whole === '0 s' ? anyMoment() : some;
   }
   return why === '' ? text : `${text} (${why})`;
 }
@@ -45,7 +51,7 @@ function range(low_s: number, high_s: number): string {
     return '';
   }
   if (low === '0 s') {
-    return trans.__('up to %1', high);
+    return upTo(high);
   }
   const [number, unit] = low.split(' ');
   return `${high.endsWith(` ${unit}`) ? number : low}–${high}`;

@@ -1,45 +1,50 @@
 /**
- * The texts of every surface about a wait, a turn and the GPU's load. kiwi_core/wire/words.py has
- * the same texts; one table of cases (tests/support/surface_words.json) tests both.
+ * The sentences of every surface about a wait, a turn and the GPU's load. kiwi_core/wire/words.py
+ * has those of the other surfaces. Both are made of the same terms, and one table of cases
+ * (tests/support/surface_words.json) tests both.
  */
 
 import type { IKiwiStore } from './api';
 import { waitLeft } from './countdown';
 import { formatLeft } from './format';
+import {
+  atMost,
+  busy,
+  heldUp,
+  keeps,
+  keptOut,
+  program,
+  turnOver,
+  untilDone,
+  untilOthersAsk
+} from './terms';
 import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types';
 import { trans } from './translation';
 
 /** How much longer a wait may take; '' if unknown. */
 export function waitText(store: IKiwiStore, entry: IWaiter, short = false): string {
   if (entry.kept_out) {
-    return keptOutText(entry.kept_out);
+    return keptOut(entry.kept_out);
   }
   const left = waitLeft(store.expected(entry.session), store.now(), short && !entry.blocked) ?? '';
-  return [entry.blocked ? trans.__('held up') : '', left].filter(words => words !== '').join(', ');
-}
-
-/** Says that a user keeps a session out of the GPU, whether it waits or not. */
-export function keptOutText(by: string): string {
-  return trans.__('suspended by %1 until kiwi resume', by);
+  return [entry.blocked ? heldUp() : '', left].filter(words => words !== '').join(', ');
 }
 
 /** Returns how long `holder` keeps the GPU; '' if that is not known. The rest of a turn is a
  * bound: others may get the GPU earlier. */
 export function turnText(gpu: IGpu, holder: ISession, now: number): string {
   if (gpu.queue.every(entry => entry.kept_out)) {
-    return trans.__('until others ask');
+    return untilOthersAsk();
   }
   if (!holder.guarded) {
-    return trans.__('until it is done');
+    return untilDone();
   }
   const beside = gpu.holders.length > 1 && !gpu.scheduler.serialised;
   if (holder.turn_ends_at === null || beside) {
     return '';
   }
   const left_s = holder.turn_ends_at - now;
-  return left_s > 0
-    ? trans.__('at most %1 more', formatLeft(left_s))
-    : trans.__('its turn is over');
+  return left_s > 0 ? atMost(formatLeft(left_s)) : turnOver();
 }
 
 /** Says that a session keeps its place from a waiter, and for how long at most; '' if it does not. */
@@ -47,8 +52,7 @@ export function keepsText(session: ISession, now: number): string {
   if (session.keeps_until === null) {
     return '';
   }
-  const left = formatLeft(Math.max(1, session.keeps_until - now));
-  return trans.__('keeps the GPU for up to %1 in case its next cell comes', left);
+  return keeps(formatLeft(Math.max(1, session.keeps_until - now)));
 }
 
 /** One figure of the load; `share` of the maximum, where that is known. */
@@ -59,10 +63,10 @@ export interface ILoad {
 
 /** The load of the GPU; empty if unknown. */
 export function loads(gauges: IGauges): ILoad[] {
-  const { utilisation_percent: busy, power_w, power_limit_w, temperature_c } = gauges;
+  const { utilisation_percent: percent, power_w, power_limit_w, temperature_c } = gauges;
   const found: ILoad[] = [];
-  if (busy !== null) {
-    found.push({ text: trans.__('%1 % busy', busy), share: busy / 100 });
+  if (percent !== null) {
+    found.push({ text: busy(percent), share: percent / 100 });
   }
   if (power_w !== null) {
     const now = watts(power_w);
@@ -80,8 +84,8 @@ export function loads(gauges: IGauges): ILoad[] {
 }
 
 /** The name of a program outside Kiwi. */
-export function outsideText(program: IOutsideProgram): string {
-  return program.pid > 0 ? trans.__('%1 (pid %2)', program.name, program.pid) : program.name;
+export function outsideText(outside: IOutsideProgram): string {
+  return outside.pid > 0 ? program(outside.name, outside.pid) : outside.name;
 }
 
 function watts(power_w: number): string {

@@ -2,8 +2,9 @@
 
 import type { IKiwiStore, IPlace } from './api';
 import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
-import { formatBytes, ordinal } from './format';
-import { keptOutText, waitText } from './phrases';
+import { formatBytes, ordinal, withoutMarks } from './format';
+import { waitText } from './phrases';
+import { keptOut, stateWord } from './terms';
 import type { IGpu, IWaiter } from './types';
 import { trans } from './translation';
 
@@ -50,7 +51,7 @@ function ofStore(store: IKiwiStore): IStatus | null {
 }
 
 function makeStatus(text: string, label: string, tone: StatusTone, ticks = false): IStatus {
-  return { text: trans.__('GPU: %1', text), label, tone, ticks };
+  return { text: trans.__('GPU: %1', text), label: withoutMarks(label), tone, ticks };
 }
 
 function away(): IStatus {
@@ -77,7 +78,7 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   }
   if (session.kept_out) {
     return makeStatus(
-      keptOutText(session.kept_out),
+      keptOut(session.kept_out),
       `${session.name}: ${session.problem_text}`,
       'wrong'
     );
@@ -93,7 +94,7 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   switch (session.state) {
     case 'paged-out':
       return makeStatus(
-        trans.__('paged out'),
+        stateWord(session.state),
         trans.__(
           '%1 of %2 are in system RAM; they come back when you run a cell.',
           size,
@@ -103,14 +104,14 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
       );
     case 'paging-out':
       return makeStatus(
-        trans.__('paging out'),
-        trans.__('%1 of %2 are moving to system RAM.', size, session.name),
+        stateWord(session.state),
+        trans.__('%1 of %2 are on their way to system RAM.', size, session.name),
         'moving'
       );
     case 'paging-in':
       return makeStatus(
-        trans.__('coming back'),
-        trans.__('%1 of %2 are moving to the GPU.', size, session.name),
+        stateWord(session.state),
+        trans.__('%1 of %2 are on their way back into the GPU.', size, session.name),
         'moving'
       );
     default:

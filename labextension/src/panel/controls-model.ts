@@ -18,9 +18,9 @@ export interface IChoice<Value extends string = string> {
 function whenNeeded(): IChoice<AntiThrash> {
   return {
     value: 'on',
-    label: trans.__('When needed'),
+    label: trans.__('on'),
     explanation: trans.__(
-      'Notebooks run side by side while their memory fits together, and take turns as soon as it does not.'
+      'Notebooks run in parallel while their memory fits together, and one at a time as soon as it does not.'
     )
   };
 }
@@ -31,12 +31,12 @@ export function modes(): readonly IChoice<AntiThrash>[] {
     whenNeeded(),
     {
       value: 'always',
-      label: trans.__('Always'),
+      label: trans.__('always'),
       explanation: trans.__('One notebook at a time, even where their memory would fit together.')
     },
     {
       value: 'off',
-      label: trans.__('Never'),
+      label: trans.__('off'),
       explanation: trans.__(
         'Everybody runs at once, at your own risk: cells fail with out-of-memory errors when the memory does not fit.'
       )
@@ -52,14 +52,14 @@ function policies(): readonly IChoice[] {
   return [
     {
       value: 'interactive',
-      label: trans.__('Short cells first'),
+      label: trans.__('interactive'),
       explanation: trans.__(
         'Short cells go first: long ones make way for them, and wait longer at a stretch.'
       )
     },
     {
       value: 'round-robin',
-      label: trans.__('By arrival'),
+      label: trans.__('round-robin'),
       explanation: trans.__('Everybody gets a whole turn, in the order in which they came.')
     }
   ];
@@ -80,10 +80,12 @@ export function policyOf(gpu: IGpu, name: string): IChoice {
 export function quantumError(text: string): string {
   const value = Number(text);
   if (text.trim() === '' || !Number.isFinite(value)) {
-    return trans.__('Give the length of a turn in seconds, for example 30.');
+    return trans.__(
+      'Give the quantum, the longest turn while others wait, in seconds: for example 30.'
+    );
   }
   if (value < LEAST_TQ_S || value > MOST_TQ_S) {
-    return trans.__('A turn may last from 0.1 s to 86400 s (a day).');
+    return trans.__('The quantum may be from 0.1 s to 86400 s (a day).');
   }
   return '';
 }

@@ -1,9 +1,9 @@
-/** How the GPU is shared: length of a turn, when notebooks take turns, who goes first, and the
- * reason for the present mode. */
+/** How the GPU is shared: the quantum, anti-thrash, the policy, and the reason for the present mode. */
 
 import * as React from 'react';
 
 import type { IGpu } from '../model/types';
+import { antiThrash, inParallel, oneAtATime, policy, quantum } from '../model/terms';
 import { trans } from '../model/translation';
 
 import {
@@ -21,7 +21,8 @@ import {
 } from './controls-model';
 import { usePending } from './hooks';
 import type { IPart } from './parts';
-import { formatDuration } from './words';
+import { Prose } from './parts';
+import { asTitle, formatDuration } from './words';
 
 export function Controls(props: IPart) {
   const { gpu, live } = props;
@@ -30,17 +31,17 @@ export function Controls(props: IPart) {
     <section className="jp-Kiwi-part">
       <h3>{trans.__('Sharing')}</h3>
       <p className="jp-Kiwi-why" data-kiwi="why" data-serialised={serialised}>
-        <b>{serialised ? trans.__('In turns') : trans.__('Side by side')}</b>
-        {why !== '' && ` – ${why}.`}
+        <b>{asTitle(serialised ? oneAtATime() : inParallel())}</b>
+        {why === '' ? '.' : `: ${why}.`}
         {swap_round_trip_s !== null &&
-          ` ${trans.__('Changing places costs about %1.', formatDuration(swap_round_trip_s))}`}
+          ` ${trans.__('A swap costs about %1.', formatDuration(swap_round_trip_s))}`}
         {serialised &&
           floor_s !== null &&
           ` ${trans.__('A turn lasts %1 at least.', formatDuration(floor_s))}`}
       </p>
       {gpu.pager_text !== '' && (
         <p className="jp-Kiwi-quiet" data-kiwi="pager">
-          {trans.__('Memory moves %1.', gpu.pager_text)}
+          <Prose text={trans.__('Memory moves %1.', gpu.pager_text)} />
         </p>
       )}
       {gpu.may_set && live ? <Form {...props} /> : <AsText gpu={gpu} />}
@@ -55,7 +56,7 @@ function AsText(props: { gpu: IGpu }) {
   );
   return (
     <p className="jp-Kiwi-quiet">
-      {[trans.__('Turns last %1 s.', tq_s), ...explanations].join(' ')}
+      {[`${asTitle(quantum())}: ${tq_s} s.`, ...explanations].join(' ')}
     </p>
   );
 }
@@ -85,7 +86,7 @@ function Form(props: IPart) {
     <form className="jp-Kiwi-form" onSubmit={apply} aria-busy={pending.busy} noValidate>
       <Quantum text={chosen.quantum} wrong={wrong} choose={choose} />
       <Choice
-        label={trans.__('Take turns')}
+        label={asTitle(antiThrash())}
         hook="mode"
         choices={modes()}
         chosen={modeOf(chosen.mode)}
@@ -93,7 +94,7 @@ function Form(props: IPart) {
       />
       {gpu.policies.length > 1 && (
         <Choice
-          label={trans.__('Order')}
+          label={asTitle(policy())}
           hook="policy"
           choices={gpu.policies.map(policy => policyOf(gpu, policy.name))}
           chosen={policyOf(gpu, chosen.policy)}
@@ -135,7 +136,7 @@ function Quantum(props: {
   const id = React.useId();
   return (
     <div className="jp-Kiwi-field">
-      <label htmlFor={id}>{trans.__('Turn')}</label>
+      <label htmlFor={id}>{asTitle(quantum())}</label>
       <span className="jp-Kiwi-unit">
         <input
           id={id}

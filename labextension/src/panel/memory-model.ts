@@ -3,6 +3,7 @@
 import { formatBytes } from '../model/format';
 import { outsideText } from '../model/phrases';
 import type { IGpu, ISession } from '../model/types';
+import { UNNAMED_LEAST_BYTES, outside, unnamed } from '../model/terms';
 import { trans } from '../model/translation';
 
 import { lookOf, marksOwn, nameOf } from './people';
@@ -41,7 +42,7 @@ type Amount = 'resident_bytes' | 'paged_out_bytes';
 export function gpuBar(gpu: IGpu): IBar {
   const total = Math.max(1, gpu.memory.total_bytes);
   const segments = byNotebook(gpu, 'resident_bytes', total);
-  segments.push(...outside(gpu, total));
+  segments.push(...outsideOf(gpu, total));
   const free = Math.max(0, gpu.memory.free_bytes);
   segments.push(segment('free', trans.__('Free'), free, total, 'free'));
   const summary = trans.__('%1 free of %2', formatBytes(free), formatBytes(total));
@@ -52,7 +53,7 @@ export function gpuBar(gpu: IGpu): IBar {
 const MOST_OUTSIDE = 3;
 
 /** Returns the memory of programs outside Kiwi: by program where NVML names them. */
-function outside(gpu: IGpu, total: number): ISegment[] {
+function outsideOf(gpu: IGpu, total: number): ISegment[] {
   const named = gpu.outside.slice(0, MOST_OUTSIDE);
   const segments = named.map(program => {
     const name = outsideText(program);
@@ -62,17 +63,13 @@ function outside(gpu: IGpu, total: number): ISegment[] {
   });
   const known = named.reduce((sum, program) => sum + program.used_bytes, 0);
   const rest = gpu.memory.outside_bytes - known;
-  // The driver's own memory beside a named program is not worth a line.
-  if (rest > (named.length > 0 ? total * LEAST_OUTSIDE : 0)) {
-    const title = trans.__("%1 held by programs that are not Kiwi's", formatBytes(rest));
+  const more = gpu.outside.length > MOST_OUTSIDE;
+  if (more || rest >= UNNAMED_LEAST_BYTES) {
+    const title = `${formatBytes(rest)} ${more ? outside() : unnamed()}`;
     segments.push(segment('outside', trans.__('Outside Kiwi'), rest, total, 'outside', { title }));
   }
   return segments;
 }
-
-/** The least share of the GPU for which unnamed memory outside Kiwi gets a line beside named
- * programs. */
-const LEAST_OUTSIDE = 0.005;
 
 /** System RAM: the paged-out memory by notebook, against its limit, and beside it all the RAM of
  * the reader's own notebooks. null: nothing to show. */

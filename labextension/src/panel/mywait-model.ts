@@ -3,9 +3,11 @@
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
 import type { IGpu, IWaiter, ISession } from '../model/types';
+import { heldUp, stateWord } from '../model/terms';
 import { trans } from '../model/translation';
 
 import { nameOf, queueEntryOf } from './people';
+import { asTitle } from './words';
 
 /** The mood of the card: decides the colour of the edge and the icon. */
 export type Tone = 'yours' | 'waiting' | 'moving' | 'free' | 'busy' | 'out' | 'wrong';
@@ -88,7 +90,7 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
     return suspended(session);
   }
   if (entry.blocked) {
-    return makeWait('wrong', session, trans.__('Held up'), [session.problem_text, `${place}.`]);
+    return makeWait('wrong', session, asTitle(heldUp()), [session.problem_text, `${place}.`]);
   }
   const details = [place];
   const doing = moving(gpu, session);
@@ -104,24 +106,24 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
 
 /** Returns the card of a session that a user keeps out of the GPU, waiting or not. */
 function suspended(session: ISession): IMyWait {
-  return makeWait('wrong', session, trans.__('Suspended'), [session.problem_text]);
+  return makeWait('wrong', session, asTitle(stateWord('suspended')), [session.problem_text]);
 }
 
 /** Returns what is being done for a waiting session: its memory, or another session's, moves. */
 function moving(gpu: IGpu, session: ISession): string {
   if (session.state === 'paging-in') {
-    return trans.__('Its memory is moving in (%1).', formatBytes(session.paged_out_bytes));
+    return trans.__('Its memory is paging in (%1).', formatBytes(session.paged_out_bytes));
   }
   if (session.state === 'paging-out') {
-    return trans.__('Its memory is moving out to make room; nothing is lost.');
+    return trans.__('Its memory is paging out to make room. Nothing is lost.');
   }
   const other = movingFirst(gpu, session);
   if (other === undefined) {
     return '';
   }
   return other.state === 'paging-out'
-    ? trans.__('Room is being made: the memory of %1 is moving out.', nameOf(other))
-    : trans.__('The memory of %1 is moving in first.', nameOf(other));
+    ? trans.__('The memory of %1 is paging out to make room.', nameOf(other))
+    : trans.__('The memory of %1 is paging in first.', nameOf(other));
 }
 
 /** Returns the session whose memory moves for `waiting`, so that the move is shown once. */
@@ -154,15 +156,15 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
   const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
   switch (session.state) {
     case 'paged-out':
-      return makeWait('out', session, trans.__('Paged out'), [
+      return makeWait('out', session, asTitle(stateWord(session.state)), [
         trans.__('Its %1 are in system RAM and come back when you run a cell.', size)
       ]);
     case 'paging-out':
-      return makeWait('moving', session, trans.__('Moving out'), [
+      return makeWait('moving', session, asTitle(stateWord(session.state)), [
         trans.__('%1 go to system RAM to make room. Nothing is lost.', size)
       ]);
     case 'paging-in':
-      return makeWait('moving', session, trans.__('Coming back'), [
+      return makeWait('moving', session, asTitle(stateWord(session.state)), [
         trans.__('%1 come back from system RAM, so that your next cell starts at once.', size)
       ]);
     default:

@@ -4,11 +4,12 @@ import * as React from 'react';
 
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import type { IGpu, IWaiter, ISession } from '../model/types';
-import { formatBytes } from '../model/format';
+import { formatBytes, withoutMarks } from '../model/format';
+import { nobodyCanTell, stateWord } from '../model/terms';
 import { trans } from '../model/translation';
 
 import { usePending } from './hooks';
-import { Countdown, Keeps, LeaveQueue, SessionName, Turn, Yours, useRoving } from './parts';
+import { Countdown, Keeps, LeaveQueue, Prose, SessionName, Turn, Yours, useRoving } from './parts';
 import type { IPart } from './parts';
 import { movingFirst } from './mywait-model';
 import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
@@ -72,12 +73,16 @@ function Marks(props: { session: ISession | undefined }) {
   return (
     <>
       {session?.guarded === false && (
-        <span className="jp-Kiwi-note" data-kiwi="unguarded" title={session.unguarded_text}>
+        <span
+          className="jp-Kiwi-note"
+          data-kiwi="unguarded"
+          title={withoutMarks(session.unguarded_text)}
+        >
           {trans.__('unguarded')}
         </span>
       )}
       {session?.stopped && (
-        <span className="jp-Kiwi-note" data-kiwi="stopped" title={session.stopped}>
+        <span className="jp-Kiwi-note" data-kiwi="stopped" title={withoutMarks(session.stopped)}>
           {trans.__('stopped')}
         </span>
       )}
@@ -147,17 +152,13 @@ function Waiting(props: IPart & { entry: IWaiter }) {
         </span>
         <SessionName session={session} actions={actions} />
         {!isSubject && <Yours gpu={gpu} session={session} />}
-        <span className="jp-Kiwi-amount" title={session?.problem_text || undefined}>
+        <span
+          className="jp-Kiwi-amount"
+          title={withoutMarks(session?.problem_text ?? '') || undefined}
+        >
           {isSubject
             ? subjectMark()
-            : live && (
-                <Countdown
-                  store={store}
-                  entry={entry}
-                  unknown={trans.__('nobody can tell')}
-                  short
-                />
-              )}
+            : live && <Countdown store={store} entry={entry} unknown={nobodyCanTell()} short />}
         </span>
       </div>
       {note && <span className="jp-Kiwi-note">{note}</span>}
@@ -175,9 +176,8 @@ function doing(session: ISession | undefined): string {
     case 'suspended':
       return trans.__('suspended in mid-cell');
     case 'paging-in':
-      return trans.__('memory moving in');
     case 'paging-out':
-      return trans.__('memory moving out');
+      return stateWord(session.state);
     default:
       return '';
   }
@@ -280,7 +280,11 @@ function Idle(props: IPart & { session: ISession }) {
           {pending.error}
         </span>
       )}
-      {wrong !== '' && <span className="jp-Kiwi-note">{wrong}</span>}
+      {wrong !== '' && (
+        <span className="jp-Kiwi-note">
+          <Prose text={wrong} />
+        </span>
+      )}
       <Marks session={session} />
     </li>
   );
@@ -291,9 +295,8 @@ function memoryOf(session: ISession): string {
     case 'lost':
       return trans.__('memory lost');
     case 'paging-out':
-      return trans.__('moving out');
     case 'paging-in':
-      return trans.__('coming back');
+      return stateWord(session.state);
     default:
   }
   if (session.paged_out_bytes > 0) {

@@ -144,11 +144,7 @@ function together(group: readonly IHistory[], window: IWindow): IMark[] {
 
 function movedTogether({ direction, ok }: IMark): string {
   if (direction === 'out') {
-    return ok
-      ? trans.__('memory moved out to system RAM')
-      : trans.__('memory could not be moved out to system RAM');
+    return ok ? trans.__('memory paged out') : trans.__('memory could not be paged out');
   }
-  return ok
-    ? trans.__('memory moved back into the GPU')
-    : trans.__('memory could not be moved back into the GPU');
+  return ok ? trans.__('memory paged in') : trans.__('memory could not be paged in');
 }

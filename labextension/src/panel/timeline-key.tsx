@@ -12,8 +12,8 @@ const means = (): Readonly<Record<KeyName, string>> => ({
   waited: trans.__('waits'),
   suspended: trans.__('suspended'),
   share: trans.__('share of each 30 s'),
-  out: trans.__('moved out'),
-  in: trans.__('moved in'),
+  out: trans.__('paged out'),
+  in: trans.__('paged in'),
   failed: trans.__('not moved'),
   unrecorded: trans.__('not recorded')
 });

@@ -40,20 +40,21 @@ export function what(entry: IHistory, now: number): string {
     return goesOn && lasted_s < 1 ? verb : trans.__('%1 for %2', verb, lasted);
   }
   const out = entry.kind === 'out';
-  if (entry.ended_at === null) {
-    return out
-      ? trans.__('moves its memory out to system RAM, for %1 so far', lasted)
-      : trans.__('moves its memory back into the GPU, for %1 so far', lasted);
+  if (goesOn) {
+    const moves = out
+      ? trans.__('pages its memory out to system RAM')
+      : trans.__('pages its memory in again');
+    return lasted_s < 1 ? moves : trans.__('%1, for %2 so far', moves, lasted);
   }
   if (!entry.ok) {
     return out
-      ? trans.__('could not move its memory out to system RAM (after %1)', lasted)
-      : trans.__('could not move its memory back into the GPU (after %1)', lasted);
+      ? trans.__('could not page its memory out (after %1)', lasted)
+      : trans.__('could not page its memory in (after %1)', lasted);
   }
   const size = formatBytes(entry.bytes_moved);
   const moved = out
-    ? trans.__('moved %1 out to system RAM in %2', size, lasted)
-    : trans.__('moved %1 back into the GPU in %2', size, lasted);
+    ? trans.__('paged %1 out in %2', size, lasted)
+    : trans.__('paged %1 in, in %2', size, lasted);
   const speed = formatSpeed(entry.bytes_moved, lasted_s);
   const ahead = entry.hinted ? trans.__('ahead of use') : '';
   return [moved, speed, ahead].filter(text => text !== '').join(', ');

@@ -1,5 +1,10 @@
 /** Formats times of day, durations and speeds for the panel. */
 
+/** A term as a title: with a capital letter. */
+export function asTitle(term: string): string {
+  return term.charAt(0).toUpperCase() + term.slice(1);
+}
+
 /** `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`: as the command line writes them. */
 export function formatDuration(duration_s: number): string {
   if (duration_s < 9.95) {

@@ -5,6 +5,7 @@ import type { Title, Widget } from '@lumino/widgets';
 
 import { placeOfKernel, queueEntry } from '../model/find';
 import { ordinal } from '../model/format';
+import { heldUp } from '../model/terms';
 import { trans } from '../model/translation';
 
 import { IKiwi } from './token';
@@ -26,7 +27,7 @@ export const tabs: JupyterFrontEndPlugin<void> = {
         const entry = place === null ? undefined : queueEntry(place);
         const label =
           entry?.blocked === true
-            ? trans.__('held up')
+            ? heldUp()
             : trans.__('%1 in line', ordinal(entry?.position ?? 0));
         markTab(widget.title, entry === undefined ? null : label);
       }

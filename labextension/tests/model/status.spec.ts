@@ -65,7 +65,7 @@ describe('the status bar says', () => {
   it.each([
     ['paged-out', 'GPU: paged out'],
     ['paging-out', 'GPU: paging out'],
-    ['paging-in', 'GPU: coming back'],
+    ['paging-in', 'GPU: paging in'],
     ['lost', 'GPU: memory lost'],
     ['idle', 'GPU: free']
   ] as const)('of a session that is %s: %s', (its, expected) => {

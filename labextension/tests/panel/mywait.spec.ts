@@ -53,9 +53,9 @@ describe('my wait', () => {
     const waiting = session('c', { state: 'waiting' });
     const of = (...sessions: ReturnType<typeof session>[]) =>
       myWait(gpu({ sessions, queue: [waits(sessions[0]?.id ?? '', 1, 4)] }), null).details[1];
-    expect(of(waiting, leaving)).toBe('Room is being made: the memory of a.ipynb is moving out.');
-    expect(of(waiting, coming)).toBe('The memory of b.ipynb is moving in first.');
-    expect(of(coming)).toBe('Its memory is moving in (3 GiB).');
+    expect(of(waiting, leaving)).toBe('The memory of a.ipynb is paging out to make room.');
+    expect(of(waiting, coming)).toBe('The memory of b.ipynb is paging in first.');
+    expect(of(coming)).toBe('Its memory is paging in (3 GiB).');
   });
 
   it('says that a suspended cell goes on by itself', () => {

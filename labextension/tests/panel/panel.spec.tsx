@@ -239,12 +239,12 @@ describe('the queue', () => {
     const story = STORIES['mid-swap'];
     const store = new StillStore(story?.state ?? null, 'live', 'kernel-explore');
     render(<KiwiPanel store={store} actions={actions()} />);
-    expect(hook('my-wait').textContent).toContain('the memory of train.ipynb is moving out');
-    expect(hook('queue').textContent).not.toContain('moving');
+    expect(hook('my-wait').textContent).toContain('The memory of train.ipynb is paging out');
+    expect(hook('queue').textContent).not.toContain('paging');
     cleanup();
     store.become({ currentKernel: 'kernel-train' });
     render(<KiwiPanel store={store} actions={actions()} />);
-    expect(hook('my-wait').textContent).toContain('Its memory is moving out to make room');
+    expect(hook('my-wait').textContent).toContain('Its memory is paging out to make room');
   });
 
   it('cuts a long name in its middle, and says it whole to a screen reader', () => {
@@ -366,7 +366,7 @@ describe('settings', () => {
     const explained = () =>
       document.getElementById(policy.getAttribute('aria-describedby') ?? '')?.textContent;
     expect([...policy.options].map(option => option.value)).toEqual(['round-robin', 'interactive']);
-    expect(policy.labels?.[0]?.textContent).toBe('Order');
+    expect(policy.labels?.[0]?.textContent).toBe('Policy');
     expect(explained()).toContain('whole turn');
     fireEvent.change(policy, { target: { value: 'interactive' } });
     expect(explained()).toContain('make way');
@@ -400,7 +400,7 @@ describe('settings', () => {
   it('are plain text for users who may not change them', () => {
     show(actions(), { may_set: false });
     expect([...hooks('tq'), ...hooks('policy')]).toHaveLength(0);
-    expect(page().getByText(/Turns last 30 s.*whole turn/)).toBeTruthy();
+    expect(page().getByText(/Quantum: 30 s.*whole turn/)).toBeTruthy();
   });
 });
 

@@ -100,9 +100,9 @@ describe('timeline', () => {
     ];
     const { rows, key } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
     expect(rows[0]?.marks).toHaveLength(4);
-    expect(rows[0]?.marks[0]?.title).toContain('moved out to system RAM 2 times, 24 GiB in all');
+    expect(rows[0]?.marks[0]?.title).toContain('memory paged out 2 times, 24 GiB in all');
     const failed = rows[0]?.marks.find(mark => !mark.ok);
-    expect(failed?.title).toContain('could not be moved out to system RAM 2 times');
+    expect(failed?.title).toContain('could not be paged out 2 times');
     expect(key).toEqual(['out', 'in', 'failed']);
   });
 
@@ -120,16 +120,16 @@ describe('timeline', () => {
     const [out, failed] = rows[0]?.marks ?? [];
     expect(out).toMatchObject({ direction: 'out', ok: true });
     expect(out?.x).toBeCloseTo(50.17, 1);
-    expect(out?.title).toContain('moved 12 GiB out to system RAM in 1.0 s, 12.9 GB/s');
+    expect(out?.title).toContain('paged 12 GiB out in 1.0 s, 12.9 GB/s');
     expect(failed).toMatchObject({ direction: 'in', ok: false });
-    expect(failed?.title).toContain('could not move its memory');
+    expect(failed?.title).toContain('could not page its memory');
   });
 
   it('does not show a move under way as failed', () => {
     const history = [did(a, 'out', 2, null, { ok: false })];
     const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     expect(rows[0]?.marks[0]).toMatchObject({ ok: true });
-    expect(rows[0]?.marks[0]?.title).toContain('moves its memory out to system RAM, for 2 s');
+    expect(rows[0]?.marks[0]?.title).toContain('pages its memory out to system RAM, for 2 s');
   });
 
   it('reads like the timeline of the design', () => {
@@ -228,7 +228,7 @@ describe('timeline', () => {
     expect(
       listed(gpu({ ...two, history }), NOW, 300).map(line => `${line.name} ${line.what}`)
     ).toEqual([
-      'b.ipynb moved 12 GiB back into the GPU in 1.0 s, 12.9 GB/s, ahead of use',
+      'b.ipynb paged 12 GiB in, in 1.0 s, 12.9 GB/s, ahead of use',
       'a.ipynb had the GPU for 30 s'
     ]);
   });

@@ -68,17 +68,13 @@ describe('settings', () => {
 
   it('explain every mode', () => {
     expect(new Set(modes().map(mode => mode.explanation)).size).toBe(3);
-    expect(modeOf('always').label).toBe('Always');
+    expect(modeOf('always').label).toBe('always');
   });
 
   it('explain every known policy, and others in the daemon’s words', () => {
     const policies = [...gpu().policies, { name: 'lottery', summary: 'the lucky one first' }];
     const known = policies.map(policy => policyOf(gpu({ policies }), policy.name));
-    expect(known.map(policy => policy.label)).toEqual([
-      'By arrival',
-      'Short cells first',
-      'lottery'
-    ]);
+    expect(known.map(policy => policy.label)).toEqual(['round-robin', 'interactive', 'lottery']);
     expect(new Set(known.map(policy => policy.explanation)).size).toBe(3);
     expect(known[2]?.explanation).toBe('The lucky one first.');
     expect(policyOf(gpu(), 'gone').explanation).toBe('');
