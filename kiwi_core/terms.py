@@ -37,6 +37,7 @@ QUANTUM: Final = "quantum"
 ANTI_THRASH: Final = "anti-thrash"
 POLICY: Final = "policy"
 
+ENDED: Final = "a program that has ended"
 BUSY: Final = "{percent} % busy"
 PROGRAM: Final = "{name} (pid {pid})"
 OUTSIDE: Final = "held by programs outside Kiwi"

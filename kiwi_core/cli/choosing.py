@@ -62,7 +62,8 @@ COLUMNS: Final = {
 }
 """The columns, by the field of a session in the JSON."""
 
-_USUAL: Final = tuple(COLUMNS)[:10]
+_USUAL: Final = tuple(COLUMNS)[1:10]
+"""All but the ids, which tell people nothing: commands take names."""
 
 
 @dataclass(frozen=True)

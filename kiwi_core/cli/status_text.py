@@ -39,7 +39,7 @@ def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list
     lines += _fact("holder", _holders(gpu) or ["nobody"], style)
     lines += _fact("queue", _queue(gpu) or ["nobody waits"], style)
     lines += _fact("needs", _needs(gpu), style)
-    lines += _fact("swaps", [_swap(swap, gpu) for swap in gpu.swaps[-SWAPS_SHOWN:]], style)
+    lines += _fact("swaps", [_swap(swap) for swap in gpu.swaps[-SWAPS_SHOWN:]], style)
     lines += _fact("problems", _problems(gpu), style, style.red)
     if rows := choice.lines(gpu.sessions, style):
         lines += ["", *rows]
@@ -126,9 +126,8 @@ def _needs(gpu: GpuStatus) -> list[str]:
     return [f"{_who(one)}: {text}" for one in active if (text := counted_text(one))]
 
 
-def _swap(swap: SwapStatus, gpu: GpuStatus) -> str:
-    names = {session.id: printable(session.name) or session.id for session in gpu.sessions}
-    text = f"{names.get(swap.session, swap.session)} {swap.direction}: "
+def _swap(swap: SwapStatus) -> str:
+    text = f"{printable(swap.name) or terms.ENDED} {swap.direction}: "
     text += f"{format_bytes(swap.bytes_moved)} in {format_duration_s(swap.seconds)}"
     if swap.seconds > 0 and swap.bytes_moved:
         text += f" ({swap.bytes_moved / swap.seconds / 1e9:.1f} GB/s)"

@@ -30,6 +30,7 @@ from kiwi_core.wire.messages import (
     MetricsReport,
     Ping,
     Release,
+    Rename,
     Resume,
     Role,
     Set,
@@ -39,7 +40,7 @@ from kiwi_core.wire.messages import (
     UsageBy,
     UsageReport,
 )
-from kiwi_core.wire.names import check_settings, clean_name
+from kiwi_core.wire.names import NAME_MAX_CHARS, check_settings, clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,6 +97,7 @@ class Client:
         *,
         role: Role = Role.SESSION,
         name: str = "",
+        folder: str = "",
         kernel_id: str = "",
         client: str = "kiwi",
         cuda_library: Callable[[], str] = loaded_cuda_library,
@@ -110,6 +112,7 @@ class Client:
         self.socket_path = socket_path
         self._role = role
         self._name = clean_name(name)
+        self._folder = clean_name(folder[-NAME_MAX_CHARS:])
         self._kernel_id = clean_name(kernel_id)
         self._client = clean_name(client)
         self._cuda_library = cuda_library
@@ -131,6 +134,7 @@ class Client:
             role=self._role,
             client=self._client,
             name=self._name,
+            folder=self._folder,
             kernel_id=self._kernel_id,
             burst=table.burst,
             in_burst=table.in_burst,
@@ -271,6 +275,13 @@ class Client:
         answer = self._channel.ask(BringBack(session=session), timeout_s)
         assert isinstance(answer, HintReport)
         return answer.begun, answer.why
+
+    def rename(self, session: str, name: str, folder: str, timeout_s: float = 5.0) -> None:
+        """Give a session another name; see ``Rename``. Raises ``PeerError`` "no-such-session"."""
+        renamed = Rename(
+            session=session, name=clean_name(name), folder=clean_name(folder[-NAME_MAX_CHARS:])
+        )
+        self._channel.ask(renamed, timeout_s)
 
     def expect(
         self, key: str, for_s: float, timeout_s: float = 5.0, *, pid: int = 0, name: str = ""

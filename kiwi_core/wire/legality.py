@@ -38,7 +38,7 @@ _LOOK: Final[tuple[type[m.ClientMessage], ...]] = (
     m.GetStatus, m.GetStory, m.GetHistory, m.GetMetrics, m.GetUsage, m.Ping,
 )  # fmt: skip
 _STEER: Final[tuple[type[m.ClientMessage], ...]] = (
-    *_LOOK, m.Set, m.Release, m.Suspend, m.Resume, m.BringBack, m.Expect,
+    *_LOOK, m.Set, m.Release, m.Suspend, m.Resume, m.BringBack, m.Rename, m.Expect,
 )  # fmt: skip
 _BURST: Final[tuple[type[m.ClientMessage], ...]] = (m.Acquire, m.Withdraw, m.EndBurst)
 _LINK: Final[tuple[type[m.ClientMessage], ...]] = (
@@ -66,6 +66,7 @@ ANSWERS: Final[dict[type[m.ClientMessage], type[m.DaemonMessage]]] = {
     m.Suspend: m.Ok,
     m.Resume: m.Ok,
     m.BringBack: m.HintReport,
+    m.Rename: m.Ok,
     m.Expect: m.Ok,
     m.Goodbye: m.Ok,
     m.GetStatus: m.StatusReport,

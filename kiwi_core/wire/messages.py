@@ -85,19 +85,21 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message of every connection.
 
     ``burst`` and ``in_burst`` matter on reconnection: ``burst`` is the burst that this process is
-    in (it holds the lease for it, or believes so), or the last one it had. ``kernel_id`` is
-    Jupyter's. ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded,
-    if any: a real driver and an emulating daemon do not mix. ``owns`` and ``could_own`` matter for
-    a preloaded library. ``owns``: it owns the program's GPU memory and can move it; if false, it is
-    only the gate, and the driver moves the memory. ``could_own``: neither is so yet. The program
-    has no context, ``owns`` is what it has asked for, and ``welcome`` decides. ``ungated`` says why
-    this process has no gate in front of the driver ("": it has one, or does not say).
+    in (it holds the lease for it, or believes so), or the last one it had. ``folder``: see
+    ``Rename``. ``kernel_id`` is Jupyter's. ``cuda_library`` is the path of the ``libcuda`` that
+    this process has already loaded, if any: a real driver and an emulating daemon do not mix.
+    ``owns`` and ``could_own`` matter for a preloaded library. ``owns``: it owns the program's GPU
+    memory and can move it; if false, it is only the gate, and the driver moves the memory.
+    ``could_own``: neither is so yet. The program has no context, ``owns`` is what it has asked for,
+    and ``welcome`` decides. ``ungated`` says why this process has no gate in front of the driver
+    ("": it has one, or does not say).
     """
 
     protocol: int
     role: Role
     client: str
     name: str = ""
+    folder: PathText = ""
     kernel_id: str = ""
     burst: LastBurst = 0
     in_burst: bool = False
@@ -156,6 +158,16 @@ class BringBack(Message, frozen=True, kw_only=True, tag="bring-back"):
     memory in if that delays nobody. Never grants a lease. Answered by ``hint``."""
 
     session: str = ""
+
+
+class Rename(Message, frozen=True, kw_only=True, tag="rename"):
+    """Give ``session`` (empty: one's own) another name: its notebook was renamed or moved.
+    ``folder`` is shown with it only where two of one user's sessions have the same name. Answered
+    by ``ok``."""
+
+    session: str = ""
+    name: str
+    folder: PathText = ""
 
 
 class Expect(Message, frozen=True, kw_only=True, tag="expect"):
@@ -244,6 +256,7 @@ ClientMessage = (
     | Suspend
     | Resume
     | BringBack
+    | Rename
     | Expect
     | Goodbye
     | GetStatus

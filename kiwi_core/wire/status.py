@@ -88,13 +88,15 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
 
 
 class SwapStatus(Struct, frozen=True, kw_only=True):
-    """A move of memory that ended. ``ago_s`` is its age; ``direction`` is "out" or "in"."""
+    """A move of memory that ended. ``ago_s`` is its age; ``direction`` is "out" or "in". ``name``
+    is the session's, which may have ended; "": not known any more."""
 
     session: str
     direction: Direction
     bytes_moved: int
     seconds: float
     ago_s: float
+    name: str = ""
 
 
 class SessionStatus(Struct, frozen=True, kw_only=True):

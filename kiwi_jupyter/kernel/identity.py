@@ -15,13 +15,24 @@ _CONNECTION_FILE = re.compile(r"kernel-(.+)\.json\Z")
 
 
 def notebook_name(user_ns: Mapping[str, Any]) -> str:
-    """Return the notebook's file name, as Jupyter Server or VS Code give it; else ``kernel
-    <pid>``.
-    """
+    """Return the notebook's file name; ``kernel <pid>`` if there is none."""
+    path = _notebook_path(user_ns)
+    return path.name if path else f"kernel {os.getpid()}"
+
+
+def notebook_folder(user_ns: Mapping[str, Any]) -> str:
+    """Return the folder that the notebook is in; "" if it is not known."""
+    path = _notebook_path(user_ns)
+    return "" if path is None or str(path.parent) == "." else str(path.parent)
+
+
+def _notebook_path(user_ns: Mapping[str, Any]) -> Path | None:
+    """Return what Jupyter Server or VS Code give. For a session without a name the server gives
+    the folder of its kernel, with a slash behind it."""
     for named in (os.environ.get("JPY_SESSION_NAME"), user_ns.get("__vsc_ipynb_file__")):
-        if type(named) is str and named:
-            return Path(named).name or named
-    return f"kernel {os.getpid()}"
+        if type(named) is str and named and not named.endswith("/"):
+            return Path(named)
+    return None
 
 
 def kernel_id() -> str:

@@ -17,7 +17,7 @@ from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
 from kiwi_core.wire.words import DAEMON_ENDED
 from kiwi_jupyter.kernel.driver_gate import DriverGate
-from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
+from kiwi_jupyter.kernel.identity import kernel_id, notebook_folder, notebook_name
 from kiwi_jupyter.kernel.words import SHOWN_AT_ONCE, SHOWN_NOTICES, told
 
 if TYPE_CHECKING:
@@ -273,6 +273,7 @@ class KernelSession:
         client = Client(
             path,
             name=notebook_name(self._user_ns),
+            folder=notebook_folder(self._user_ns),
             kernel_id=kernel_id(),
             client="kernel",
             ungated=lambda: self._driver_gate.why,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preallocation
 from kiwi_core.states import MovedBy, SessionState
-from kiwi_core.terms import STATES
+from kiwi_core.terms import ENDED, STATES
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
 from kiwi_core.wire.words import counted_text, keeps_text, load_text, settings_text, wait_text
 from kiwi_jupyter.kernel.display import marked
@@ -174,7 +174,7 @@ def _expected(entry: QueueEntry) -> str:
 def _swap(swap: SwapStatus, names: Mapping[str, str]) -> str:
     speed = f" ({swap.bytes_moved / swap.seconds / 1e9:.1f} GB/s)" if swap.seconds > 0 else ""
     return (
-        f"{names.get(swap.session, 'a program that has ended')}: "
+        f"{names.get(swap.session) or swap.name or ENDED}: "
         f"{format_bytes(swap.bytes_moved)} {'out' if swap.direction == 'out' else 'back'} in "
         f"{format_duration_s(swap.seconds)}{speed}, {format_duration_s(swap.ago_s)} ago"
     )

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kiwi_core import __version__
+from kiwi_core.errors import KiwiError
 from kiwi_jupyter.server_ext.daemon_connections import DaemonConnections
 from kiwi_jupyter.server_ext.model import Gpu, Problem, Server
 from kiwi_jupyter.server_ext.state_feed import StateFeed
@@ -67,6 +70,8 @@ class KiwiService:
         )
         self.feed = StateFeed(self._server())
         self._published_s = 0.0
+        self._renamed: dict[tuple[int, str], str] = {}
+        """The path that was last said of a session, by the daemon's pid and the session's id."""
         self._publishing: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -146,7 +151,24 @@ class KiwiService:
             await asyncio.sleep(DOCUMENTS_EVERY_S)
             if await self._read_documents():
                 self._changed()
+            await self._rename_sessions()
         self._reading = None
+
+    async def _rename_sessions(self) -> None:
+        """Tell the daemons of notebooks that were renamed or moved after their kernels had named
+        them, once each."""
+        for status, client in self.daemons.answering():
+            for session in status.sessions:
+                path = self._documents.paths.get(session.kernel_id, "")
+                if not path or client is None or f"/{path}".endswith(f"/{session.name}"):
+                    continue
+                asked = (status.daemon_pid, session.id)
+                if self._renamed.get(asked) != path:
+                    self._renamed[asked] = path
+                    folder, _, name = path.rpartition("/")
+                    rename = partial(client.rename, session.id, name, folder)
+                    with suppress(KiwiError):  # it has ended, or the daemon has
+                        await in_thread(rename, "kiwi rename")
 
     async def _read_documents(self) -> bool:
         try:

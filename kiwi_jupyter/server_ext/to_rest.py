@@ -51,8 +51,11 @@ def _session(status: SessionStatus, received_at: float, paths: Mapping[str, str]
 
 
 def name_of(path: str | None, said: str) -> str:
-    """Return the current name of the notebook; ``said`` is its name at the kernel's start."""
-    return said if path is None else PurePosixPath(path).name or said
+    """Return the current name of the notebook. ``said`` is what the daemon calls it, perhaps with
+    folders before it; it may not know yet that the notebook was renamed."""
+    if path is None or f"/{path}".endswith(f"/{said}"):
+        return said
+    return PurePosixPath(path).name or said
 
 
 def path_of(kernel_id: str, mine: bool, paths: Mapping[str, str]) -> str | None:

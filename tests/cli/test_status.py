@@ -96,7 +96,15 @@ def busy_gpu() -> GpuStatus:
         ],
         outside=[OutsideProgram(name="python3", owner="eve", pid=815, used_bytes=GIB)],
         swaps=[
-            SwapStatus(session="s2", direction="out", bytes_moved=10**10, seconds=2.0, ago_s=12.0)
+            SwapStatus(
+                session="s2",
+                name="explore.ipynb",
+                direction="out",
+                bytes_moved=10**10,
+                seconds=2.0,
+                ago_s=12.0,
+            ),
+            SwapStatus(session="s3", direction="in", bytes_moved=10**10, seconds=2.0, ago_s=15.0),
         ],
     )
 
@@ -113,6 +121,7 @@ def test_picture_answers_who_has_it_who_waits_and_how_long():
     assert "38 GiB of 80 GiB free, 10 GiB paged out" in text
     assert "1 GiB held by programs outside Kiwi" in text
     assert "explore.ipynb out: 9.3 GiB in 2.0 s (5.0 GB/s), 12 s ago" in text
+    assert "a program that has ended in: 9.3 GiB" in text
     assert "explore.ipynb (bob): A driver call hangs. Restart this kernel." in text
     assert "waiting (away)" in text
     assert "EMULATED" not in text
@@ -198,7 +207,7 @@ def chosen(*words: str) -> Choice:
     ],
 )
 def test_sessions_are_chosen_and_sorted(words, expected):
-    choice = chosen(*words)
+    choice = chosen("--format", "id,name", *words)
     table = gpu_lines(crowd(), Style(False), choice)
     at = table.index("") + 1
     assert [line.split()[0] for line in table[at:] if line.startswith("  s")] == expected

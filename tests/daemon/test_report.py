@@ -19,7 +19,7 @@ from kiwi_core.daemon.engine.gauges import RamGauge
 from kiwi_core.daemon.reports import announce
 from kiwi_core.daemon.reports.announce import Announcer
 from kiwi_core.daemon.reports.status import ANOTHER_USER, Reporter
-from kiwi_core.daemon.roster.registry import SessionRecord
+from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.pager.api import ProcessRef
@@ -45,7 +45,8 @@ class Sessions:
             host_budget_bytes=8 * GIB,
             first_op=1,
         )
-        self.records: dict[str, SessionRecord] = {}
+        registry = SessionRegistry(lambda _record: None)
+        self.records = registry._by_id
         for number in range(count + 1):
             id_ = SessionId(f"k{number}")
             uid = BOB.uid if number == count else ALICE.uid
@@ -63,7 +64,7 @@ class Sessions:
         )
         self.reporter = Reporter(
             self.scheduler,
-            cast("Any", self.records),
+            registry,
             Rights(daemon_uid=0),
             gpu,
             cast(
@@ -108,6 +109,25 @@ def test_only_ones_own_names_are_shown() -> None:
     assert (mine.name, mine.pid, mine.mine) == ("secret.ipynb", 1002, True)
     everything = _read(world.reporter.status_line(ROOT, NS_PER_S))
     assert {session.name for session in everything.gpu.sessions} == {"secret.ipynb"}
+
+
+def test_notebooks_of_one_name_are_told_apart_by_their_folders() -> None:
+    world = Sessions(4, "same.ipynb")
+    folders = ["/home/ann/vision/v1", "/home/ann/text/v1", "", "/home/ann/text/v1"]
+    records = [world.records[SessionId(f"k{number}")] for number in range(5)]
+    for record, folder in zip(records, [*folders, "/home/bob"], strict=True):
+        record.folder = folder
+    names = ["vision/v1/same.ipynb", "text/v1/same.ipynb", "same.ipynb", "text/v1/same.ipynb"]
+    assert shown(world, ALICE) == [*names, ANOTHER_USER]
+    assert shown(world, ROOT) == [*names, "same.ipynb"], "Bob has one of that name"
+    records[1].name, records[3].folder = "other.ipynb", ""
+    assert shown(world, ALICE)[:2] == ["v1/same.ipynb", "other.ipynb"]
+    records[0].folder = ""
+    assert shown(world, ALICE)[0] == "same.ipynb"
+
+
+def shown(world: Sessions, reader: Peer) -> list[str]:
+    return [one.name for one in _read(world.reporter.status_line(reader, NS_PER_S)).gpu.sessions]
 
 
 def test_a_story_is_ones_own_only() -> None:

@@ -123,7 +123,14 @@ def test_names(daemon: ScriptedDaemon, make_kernel: Any) -> None:
     with make_kernel() as kernel:
         kernel.check("__vsc_ipynb_file__ = '/x/vs code.ipynb'")
         kernel.check("import tripgpu")
-    assert [hello.name for hello in daemon.received(Hello)] == ["train.ipynb", "vs code.ipynb"]
+    # For a session without a name, the server gives the folder.
+    with make_kernel(JPY_SESSION_NAME="/home/me/deep/") as unnamed:
+        unnamed.check("import tripgpu")
+    assert [(hello.name, hello.folder) for hello in daemon.received(Hello)] == [
+        ("train.ipynb", "/home/me/deep"),
+        ("vs code.ipynb", "/x"),
+        (f"kernel {unnamed.pid}", ""),
+    ]
 
 
 class OneOfTwo(ScriptedDaemon):

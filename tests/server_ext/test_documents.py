@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -46,6 +47,10 @@ async def test_a_notebooks_path_follows_it(
         moved = json.dumps({"path": "elsewhere/b.ipynb"})
         await jp_fetch(place, method="PATCH", body=moved)
         await stream.until(lambda s: only_path(s) == "elsewhere/b.ipynb")
+        # `kiwi status` and the notices of others say so, too.
+        await asyncio.to_thread(
+            daemon.wait_for, lambda s: s.sessions[0].name == "b.ipynb", "the daemon's name for it"
+        )
         stranger = somebody(socket, os.getuid())
         stranger.hello(role="session", name="c.ipynb", kernel_id="not-of-this-server")
         await stream.until(

@@ -32,7 +32,7 @@ from surfaces import (
 )
 
 from kiwi_core.states import SessionState
-from kiwi_core.terms import OUTSIDE
+from kiwi_core.terms import HELD_UP, NOBODY_CAN_TELL, OUTSIDE
 from kiwi_core.units import ordinal
 from kiwi_core.wire.words import turn_text, wait_text
 
@@ -85,7 +85,9 @@ _READ = """() => {
   };
   const people = name => [...panel.querySelectorAll(`[data-kiwi="${name}"]`)].map(node => {
     const said = text(node.querySelector('.jp-Kiwi-amount'));
-    return [node.dataset.session, said === 'this one' ? large[name] : said];
+    const note = text(node.querySelector('[data-kiwi="queue-note"]'));
+    const row = note ? `${said} (${note})` : said;
+    return [node.dataset.session, said === 'this one' ? large[name] : row];
   });
   const lines = {};
   for (const widget of window.jupyterapp.shell.widgets('main')) {
@@ -289,7 +291,8 @@ class Moment:
 
 def _same_words(said: str) -> str:
     """Return the text of a waiting notebook's row or card in the form of the other surfaces."""
-    return {"nobody can tell": "", "Waiting": "", "Held up": "held up"}.get(said, said)
+    said = said.replace(NOBODY_CAN_TELL, "")
+    return {"Waiting": "", "Held up": HELD_UP}.get(said, said)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,7 +27,7 @@ from kiwi_core.wire.framing import encode
 from kiwi_core.wire.words import keeps_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from kiwi_core.daemon.base.peers import Peer, Rights
     from kiwi_core.daemon.engine.gauges import GaugeReader, RamGauge
@@ -73,6 +74,7 @@ class Reporter:
         view = self._scheduler.view(now_ns, ahead=True)
         gpu = self._gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
+        names = self._names(reader)
         self._ram.begin(lambda session: self._registry.get(session) is not None)
         return m.StatusReport(
             gpu=m.GpuStatus(
@@ -85,12 +87,13 @@ class Reporter:
                 holders=list(view.holders),
                 queue=[_queue_entry(entry) for entry in view.queue],
                 sessions=[
-                    self._session(session, blocked.get(session.id), reader)
+                    self._session(session, blocked.get(session.id), names, reader)
                     for session in view.sessions
                 ],
                 swaps=[
                     m.SwapStatus(
                         session=swap.session,
+                        name=names(swap.session),
                         direction=swap.direction,
                         bytes_moved=swap.bytes_moved,
                         seconds=ns_to_seconds(swap.elapsed_ns),
@@ -137,7 +140,11 @@ class Reporter:
             report = m.StatusReport(gpu=gpu)
 
     def _session(
-        self, view: SessionView, blocked: QueueView | None, reader: Peer
+        self,
+        view: SessionView,
+        blocked: QueueView | None,
+        names: Callable[[str], str],
+        reader: Peer,
     ) -> m.SessionStatus:
         """Return a session's status, with why its turn is ``blocked``, or else its problem."""
         record = self._registry.get(view.id)
@@ -159,7 +166,7 @@ class Reporter:
             id=view.id,
             pid=record.ref.pid if record and mine else 0,
             owner=user_name(record.uid) if record and mine else ANOTHER_USER,
-            name=record.name if record and mine else ANOTHER_USER,
+            name=names(view.id),
             kernel_id=record.kernel_id if record and mine else "",
             mine=mine,
             connected=linked or (record is not None and record.connection is not None),
@@ -208,14 +215,14 @@ class Reporter:
         status of the same ``now_ns`` has the same figures."""
         holders, queue = self._scheduler.queue(now_ns)
         kept = self._scheduler.place_kept(now_ns)
+        shown = self._registry.shown_names() if queue else {}
         for entry in queue:
             record = self._registry.get(entry.session)
             if record is not None and record.connection is not None:
-                reader, keeps = record.connection.peer, ""
+                names, keeps = self._names(record.connection.peer, shown), ""
                 if kept is not None and entry.position == 1:
-                    name = self._holders(reader, (kept[0],))
-                    keeps = f"{name} {keeps_text(ns_to_seconds(kept[1]))}"
-                yield record, self._word(record, self._holders(reader, holders), entry, keeps)
+                    keeps = f"{names(kept[0])} {keeps_text(ns_to_seconds(kept[1]))}"
+                yield record, self._word(record, _listed(map(names, holders)), entry, keeps)
 
     def _word(self, record: SessionRecord, holder: str, entry: QueueView, keeps: str) -> m.Waiting:
         """Return the message for one waiter. ``keeps`` says who keeps a place from it; "":
@@ -237,13 +244,18 @@ class Reporter:
             detail=f"{text} {remedy}".strip(),
         )
 
-    def _holders(self, reader: Peer, holders: Iterable[SessionId]) -> str:
-        names = []
-        for session in holders:
-            holder = self._registry.get(session)
-            visible = holder is not None and self._rights.may_see(reader, holder.identity)
-            names.append(holder.name if holder and visible else ANOTHER_USER)
-        return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+    # --- names ----------------------------------------------------------------------------------
+
+    def _names(self, reader: Peer, shown: Mapping[str, str] | None = None) -> Callable[[str], str]:
+        """Return what gives the name of a session, there or departed, that ``reader`` sees."""
+        shown = self._registry.shown_names() if shown is None else shown
+
+        def name(session: str) -> str:
+            known = self._registry.known(session)
+            visible = known is not None and self._rights.may_see(reader, known.identity)
+            return shown[session] if visible else ANOTHER_USER
+
+        return name
 
     # --- stories --------------------------------------------------------------------------------
 
@@ -288,13 +300,19 @@ class Reporter:
             count //= 2
 
     def _named(self, entries: tuple[HistoryView, ...], reader: Peer) -> dict[str, m.HistorySession]:
-        return {id_: self._name_of(id_, reader) for id_ in {entry.session for entry in entries}}
+        names = self._names(reader)
+        found: dict[str, m.HistorySession] = {}
+        for id_ in {entry.session for entry in entries}:
+            who = self._registry.known(id_)
+            mine = who is not None and self._rights.may_see(reader, who.identity)
+            kernel_id = who.kernel_id if who is not None and mine else ""
+            found[id_] = m.HistorySession(name=names(id_), mine=mine, kernel_id=kernel_id)
+        return found
 
-    def _name_of(self, id_: str, reader: Peer) -> m.HistorySession:
-        who = self._registry.known(id_)
-        if who is None or not self._rights.may_see(reader, who.identity):
-            return m.HistorySession(name=ANOTHER_USER, mine=False, kernel_id="")
-        return m.HistorySession(name=who.name, mine=True, kernel_id=who.kernel_id)
+
+def _listed(names: Iterator[str]) -> str:
+    first = [*islice(names, 4)]
+    return ", ".join(first[:3]) + (" and others" if len(first) > 3 else "")
 
 
 def _entry(view: HistoryView, now_ns: int) -> m.HistoryEntry:

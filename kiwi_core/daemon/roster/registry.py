@@ -53,6 +53,8 @@ class SessionRecord:
     ref: ProcessRef
     uid: int
     name: str = ""
+    folder: str = ""
+    """Where its notebook is; "": not known."""
     kernel_id: str = ""
     connection: Connection | None = None
     burst: int = 0
@@ -114,6 +116,7 @@ class SessionRecord:
             start_ticks=self.ref.start_ticks,
             uid=self.uid,
             name=self.name,
+            folder=self.folder,
             kernel_id=self.kernel_id,
             burst=self.burst,
             client_burst=self.client_burst,
@@ -134,6 +137,7 @@ class Known:
     kernel_id: str
     job: str = ""
     container: str = ""
+    folder: str = ""
 
     @property
     def identity(self) -> Owner:
@@ -141,7 +145,14 @@ class Known:
 
     @staticmethod
     def of(record: SessionRecord) -> Known:
-        return Known(record.uid, record.name, record.kernel_id, record.job, record.container)
+        return Known(
+            record.uid,
+            record.name,
+            record.kernel_id,
+            record.job,
+            record.container,
+            record.folder,
+        )
 
 
 class SessionRegistry:
@@ -184,6 +195,19 @@ class SessionRegistry:
             return self._departed.get(SessionId(session))
         return Known.of(record)
 
+    def shown_names(self) -> dict[str, str]:
+        """Return the name of each session that is known, by id, as its user reads it: with as
+        much of its folder as tells it from another one of the same name."""
+        found = [(id_, Known.of(record)) for id_, record in self._by_id.items()]
+        found += self._departed.items()
+        folders: dict[tuple[Owner, str], set[str]] = {}
+        for _, known in found:
+            folders.setdefault((known.identity, known.name), set()).add(known.folder)
+        return {
+            id_: _told_apart(known.name, known.folder, folders[known.identity, known.name])
+            for id_, known in found
+        }
+
     def of_process(self, ref: ProcessRef) -> SessionRecord | None:
         return self._by_ref.get(ref)
 
@@ -225,3 +249,14 @@ class SessionRegistry:
             asyncio.get_running_loop().remove_reader(record.pidfd)
             os.close(record.pidfd)
             record.pidfd = -1
+
+
+def _told_apart(name: str, folder: str, folders: Collection[str]) -> str:
+    """Return ``name`` behind the shortest end of ``folder`` that no other of ``folders`` has."""
+    parts = [part for part in folder.split("/") if part]
+    others = [f"/{other.strip('/')}" for other in folders if other != folder]
+    for count in range(len(parts) + 1) if others else ():
+        end = "/".join(parts[len(parts) - count :])
+        if count and not any(other.endswith(f"/{end}") for other in others):
+            return f"{end}/{name}"
+    return name

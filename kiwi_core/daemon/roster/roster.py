@@ -59,6 +59,7 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     start_ticks: _Count
     uid: _Count
     name: str = ""
+    folder: str = ""
     kernel_id: str = ""
     burst: _Count = 0
     client_burst: _Count | None = None

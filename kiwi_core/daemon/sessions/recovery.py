@@ -54,6 +54,7 @@ async def recover(
             ref=_ref(entry),
             uid=entry.uid,
             name=entry.name,
+            folder=entry.folder,
             kernel_id=entry.kernel_id,
             burst=entry.burst,
             client_burst=entry.burst if entry.client_burst is None else entry.client_burst,

@@ -67,6 +67,7 @@ class RequestHandler:
             m.BringBack: self._bring_back,
             m.Suspend: self._suspend,
             m.Resume: self._resume,
+            m.Rename: self._rename,
             m.Set: self._set,
         }
 
@@ -150,6 +151,13 @@ class RequestHandler:
             )  # fmt: skip
             self._core.feed(ev.UseExpected(session=record.id))
         connection.send(m.HintReport(begun=not why, why=why))
+
+    def _rename(self, connection: Connection, message: m.Rename) -> None:
+        record = self._subject(connection, message.session)
+        log.info("renamed", session=record.id, name=message.name, before=record.name)
+        record.name, record.folder = message.name or record.name, message.folder
+        self._remember()
+        connection.send(m.Ok())
 
     def _subject(self, connection: Connection, session: str) -> SessionRecord:
         record = self._registry.get(session) if session else self._own(connection)

@@ -93,6 +93,7 @@ class SessionHandler:
             record = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
         self.expected.joined(connection.peer.uid, hello.kernel_id)
         self._name(record, hello.name, hello.kernel_id)
+        record.folder = hello.folder or record.folder
         record.by_link = False
         self.guards.set_ungated(record, hello.ungated)
         self._bind(record, connection)

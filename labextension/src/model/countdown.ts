@@ -76,12 +76,12 @@ function hasRisen(entry: IWaiter, shown: Left, now: number): boolean {
   return most - was > Math.max(TOLERANCE_S, TOLERANCE_SHARE * most);
 }
 
-/** The rest of a wait, as text; null if unknown. `short`: "≈ 12 s". */
+/** The rest of a wait, as text; null if unknown. `short`: "≈ 12 s", without a reason. */
 export function waitLeft(expected: IExpected | null, now: number, short = false): string | null {
   if (expected === null) {
     return null;
   }
   const left = (at: number | null) => (at === null ? null : Math.max(0, at - now));
   const { at, low_at, high_at, why } = expected;
-  return formatWait(Math.max(0, at - now), left(low_at), left(high_at), why, short);
+  return formatWait(Math.max(0, at - now), left(low_at), left(high_at), short ? '' : why, short);
 }

@@ -14,6 +14,7 @@ import {
   keeps,
   keptOut,
   program,
+  stateWord,
   turnOver,
   untilDone,
   untilOthersAsk
@@ -21,12 +22,12 @@ import {
 import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types';
 import { trans } from './translation';
 
-/** How much longer a wait may take; '' if unknown. */
+/** How much longer a wait may take; '' if unknown. `short`: the figure alone, for a row. */
 export function waitText(store: IKiwiStore, entry: IWaiter, short = false): string {
   if (entry.kept_out) {
-    return keptOut(entry.kept_out);
+    return short ? stateWord('suspended') : keptOut(entry.kept_out);
   }
-  const left = waitLeft(store.expected(entry.session), store.now(), short && !entry.blocked) ?? '';
+  const left = waitLeft(store.expected(entry.session), store.now(), short) ?? '';
   return [entry.blocked ? heldUp() : '', left].filter(words => words !== '').join(', ');
 }
 

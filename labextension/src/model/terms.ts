@@ -92,6 +92,10 @@ export function policy(): string {
   return trans.__('policy');
 }
 
+export function ended(): string {
+  return trans.__('a program that has ended');
+}
+
 export function busy(percent: string | number): string {
   return trans.__('%1 % busy', percent);
 }

@@ -217,13 +217,17 @@ export const SESSION_DEFAULTS = {
   keeps_until: null
 } as const;
 
-/** A move of memory that ended. `ago_s` is its age; `direction` is "out" or "in". */
+/**
+ * A move of memory that ended. `ago_s` is its age; `direction` is "out" or "in". `name`
+ * is the session's, which may have ended; "": not known any more.
+ */
 export interface ISwap {
   readonly session: string;
   readonly direction: 'in' | 'out';
   readonly bytes_moved: number;
   readonly seconds: number;
   readonly ago_s: number;
+  readonly name: string;
 }
 
 /**

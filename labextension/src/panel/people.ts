@@ -1,6 +1,7 @@
 /** Names, owners, order and looks of sessions. */
 
 import type { IGpu, IHistory, IWaiter, ISession } from '../model/types';
+import { ended } from '../model/terms';
 import { trans } from '../model/translation';
 
 /** The daemon's name for users whose name the reader may not see. */
@@ -25,9 +26,7 @@ export function queueEntryOf(gpu: IGpu, id: string): IWaiter | undefined {
 
 /** Returns a name, also for a session without one (a program that gave none). */
 export function nameOf(session: Pick<ISession, 'name'> | undefined): string {
-  return session === undefined
-    ? trans.__('a notebook that ended')
-    : session.name || trans.__('an unnamed program');
+  return session === undefined ? ended() : session.name || trans.__('an unnamed program');
 }
 
 /** Characters at the end of a long name that are always shown: `…-v2.ipynb` tells more than `run-…`. */

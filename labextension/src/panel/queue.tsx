@@ -5,7 +5,7 @@ import * as React from 'react';
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import type { IGpu, IWaiter, ISession } from '../model/types';
 import { formatBytes, withoutMarks } from '../model/format';
-import { nobodyCanTell, stateWord } from '../model/terms';
+import { keptOut, nobodyCanTell, stateWord } from '../model/terms';
 import { trans } from '../model/translation';
 
 import { usePending } from './hooks';
@@ -136,7 +136,7 @@ function Waiting(props: IPart & { entry: IWaiter }) {
   const { store, actions, gpu, live, entry } = props;
   const session = sessionOf(gpu, entry.session);
   const isSubject = isSubjectOf(gpu, store.currentKernel, session);
-  const note = isSubject || entry.blocked || isInMyWait(props, session) ? '' : doing(session);
+  const note = isSubject ? '' : noteOf(props, entry, session);
   const look = isSubject ? ' jp-mod-subject' : '';
   const mine = session?.mine && marksOwn(gpu) ? ' jp-mod-mine' : '';
   return (
@@ -161,13 +161,28 @@ function Waiting(props: IPart & { entry: IWaiter }) {
             : live && <Countdown store={store} entry={entry} unknown={nobodyCanTell()} short />}
         </span>
       </div>
-      {note && <span className="jp-Kiwi-note">{note}</span>}
+      {note && (
+        <span className="jp-Kiwi-note" data-kiwi="queue-note">
+          {note}
+        </span>
+      )}
       {live && session && !isSubject && (
         <LeaveQueue gpu={gpu} session={session} actions={actions} />
       )}
       {!isSubject && <Marks session={session} />}
     </li>
   );
+}
+
+/** Returns what stands below the row of a waiting session: what its state adds to its place, and
+ * why the figure got longer. */
+function noteOf(part: IPart, entry: IWaiter, session: ISession | undefined): string {
+  if (entry.kept_out) {
+    return keptOut(entry.kept_out);
+  }
+  const state = entry.blocked || isInMyWait(part, session) ? '' : doing(session);
+  const why = part.live ? (part.store.expected(entry.session)?.why ?? '') : '';
+  return [state, why].filter(words => words !== '').join(', ');
 }
 
 /** Returns what a waiting session's state adds to its place. */
