@@ -23,6 +23,7 @@ ABOUT: Final = "about {amount}"
 UP_TO: Final = "up to {amount}"
 NOBODY_CAN_TELL: Final = "nobody can tell"
 HELD_UP: Final = "held up"
+TAKES_NO_PART: Final = "takes no part"
 KEPT_OUT: Final = "suspended by {who} until kiwi resume"
 
 UNTIL_OTHERS_ASK: Final = "until others ask"

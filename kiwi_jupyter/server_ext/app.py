@@ -10,6 +10,7 @@ from traitlets import Bool, Enum, Float, List, Unicode, Union
 
 from kiwi_core import config
 from kiwi_jupyter.server_ext import metrics, preloading
+from kiwi_jupyter.server_ext.bare_kernels import BareKernels
 from kiwi_jupyter.server_ext.documents import Documents
 from kiwi_jupyter.server_ext.provisioner import install
 from kiwi_jupyter.server_ext.routes import ROUTES
@@ -101,6 +102,7 @@ class KiwiServerApp(ExtensionApp):
         self.service = KiwiService(
             directory,
             Documents(self.serverapp.session_manager),
+            BareKernels(self.serverapp.kernel_manager),
             self.log,
             autostarts=self.autostart,
             may_set=self.may_change_settings not in (False, []),

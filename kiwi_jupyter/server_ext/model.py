@@ -76,13 +76,22 @@ class Gpu(GpuStatus, frozen=True, kw_only=True):
     problem: Problem | None = None
 
 
+class BareKernel(Struct, frozen=True, kw_only=True):
+    """A kernel whose environment has no Kiwi. ``takes_part``: its calls pass Kiwi's gate, and take
+    turns. ``text`` says what that means for its user, and what to do."""
+
+    takes_part: bool
+    text: str
+
+
 class Server(Struct, frozen=True, kw_only=True):
-    """``problem`` says why there are no GPUs to show."""
+    """``problem`` says why there are no GPUs to show. ``bare_kernels``: by Jupyter's kernel id."""
 
     version: str
     may_set: bool
     history_s: float
     problem: Problem | None = None
+    bare_kernels: dict[str, BareKernel] = {}
 
 
 class State(Struct, frozen=True, kw_only=True):

@@ -81,19 +81,21 @@ class KiwiProvisioner(LocalProvisioner):
 
     _end_requested = False
     """True once a signal that ends it was sent to the kernel's process."""
+    has_gate = False
+    """Whether the kernel was started with Kiwi's library in front of the driver."""
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Prepare a start of the kernel. The result's ``env`` is what the kernel gets: the
         server's, the caller's and the kernelspec's. It is not kept for a restart.
         """
         launch = await super().pre_launch(**kwargs)
-        self._end_requested = False
+        self._end_requested = self.has_gate = False
         env = launch["env"]
         try:
             gpu = await placer().place(self.kernel_id, env) if _places else None
             if gpu is not None:
                 env[VISIBLE] = gpu
-            await preloading.add(env, _pager)
+            self.has_gate = await preloading.add(env, _pager)
         except Exception:  # the kernel must start, whatever is wrong with Kiwi
             log.exception("kernel %s is started as if there were no Kiwi", self.kernel_id)
         return launch

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.client import Client
     from kiwi_core.wire.messages import GpuStatus
+    from kiwi_jupyter.server_ext.bare_kernels import BareKernels
     from kiwi_jupyter.server_ext.documents import Documents
 
 _T = TypeVar("_T")
@@ -48,6 +49,7 @@ class KiwiService:
         self,
         directory: Path,
         documents: Documents,
+        bare_kernels: BareKernels,
         log: Logger,
         *,
         autostarts: bool,
@@ -58,6 +60,7 @@ class KiwiService:
     ) -> None:
         self._log = log
         self._documents = documents
+        self._bare_kernels = bare_kernels
         self._interval_s = interval_s
         self._history_s = history_s
         self._may_set = may_set
@@ -142,6 +145,7 @@ class KiwiService:
             may_set=self._may_set,
             history_s=self._history_s,
             problem=DISABLED if self._disabled else self.daemons.problem(),
+            bare_kernels=dict(self._bare_kernels.found),
         )
 
     # --- documents ------------------------------------------------------------------------------
@@ -172,7 +176,10 @@ class KiwiService:
 
     async def _read_documents(self) -> bool:
         try:
-            return await self._documents.refresh()
+            bare = not self._disabled and self._bare_kernels.refresh()
+            return await self._documents.refresh() or bare
         except Exception:  # noqa: BLE001  (another extension's session manager may do anything)
-            self._log.warning("Kiwi cannot list the notebooks of this server", exc_info=True)
+            self._log.warning(
+                "Kiwi cannot list the notebooks and kernels of this server", exc_info=True
+            )
             return False

@@ -112,7 +112,7 @@ export function state(gpus: readonly IGpu[], problem: IProblem | null = null): I
     epoch: 'story',
     seq: 1,
     now: NOW,
-    server: { version: '0.1.0', may_set: true, history_s: 3600, problem },
+    server: { version: '0.1.0', may_set: true, history_s: 3600, problem, bare_kernels: {} },
     gpus
   };
 }

@@ -297,6 +297,21 @@ function keptOut(waits_: boolean): IGpu {
 const problem = (code: string, message: string, remedy: string) =>
   state([], { code, message, remedy });
 
+/** The kernel in front belongs to an environment without Kiwi. */
+function withoutKiwi(): IState {
+  const text =
+    'The environment of this kernel has no Kiwi, so this notebook takes no part: it uses the GPU ' +
+    'beside whoever has it, and either may run out of memory. Install Kiwi there ' +
+    '(`/opt/envs/old/bin/python -m pip install .` in a checkout of it) and restart the kernel.';
+  const all = state([yours()]);
+  const bare_kernels = { 'kernel-old': { takes_part: false, text } };
+  const gpus = all.gpus.map(one => ({
+    ...one,
+    sessions: one.sessions.map(each => ({ ...each, mine: false, name: 'another user', path: null }))
+  }));
+  return { ...all, gpus, server: { ...all.server, bare_kernels } };
+}
+
 export const STORIES: Readonly<Record<string, IStory>> = {
   idle: { state: state([idle()]) },
   'place-kept': { state: state([placeKept()]), currentKernel: 'kernel-train' },
@@ -310,6 +325,7 @@ export const STORIES: Readonly<Record<string, IStory>> = {
   suspended: { state: state([keptOut(true)]), currentKernel: 'kernel-explore' },
   'suspended-idle': { state: state([keptOut(false)]), currentKernel: 'kernel-explore' },
   emulated: { state: state(emulated()) },
+  'without-kiwi': { state: withoutKiwi(), currentKernel: 'kernel-old' },
   crowd: { state: state([crowd()]) },
   'busy-hour': { state: state([busyHour()]), zoom_s: 1800 },
   'half-hour': { state: state([waiting()]), currentKernel: 'kernel-train', zoom_s: 1800 },

@@ -63,7 +63,7 @@ export function state(gpus: readonly IGpu[] = [gpu()], fields: Partial<IState> =
     epoch: 'e',
     seq: 5,
     now: 1000,
-    server: { version: '0.1.0', may_set: true, history_s: 1800, problem: null },
+    server: { version: '0.1.0', may_set: true, history_s: 1800, problem: null, bare_kernels: {} },
     gpus,
     ...fields
   };

@@ -553,6 +553,18 @@ def test_the_sidebar(installed, disabled, level, words):
     assert words in f"{finding.text} {finding.remedy}"
 
 
+def test_kernels_of_environments_without_kiwi(tmp_path):
+    python = tmp_path / "bin/python"
+    write(tmp_path, "bin/python", "")
+    python.chmod(0o755)
+    finding = only(jupyter.kernels({"python3": sys.executable, "old": str(python)}))
+    assert finding.level is Level.WARN
+    assert "'old' has no Kiwi" in finding.text
+    assert str(python) in finding.remedy
+    assert only(jupyter.kernels({"python3": sys.executable, "c": "conda"})).level is Level.OK
+    assert "python3" in jupyter.ask()["kernels"]
+
+
 def test_jupyter_itself_says_what_is_enabled(tmp_path, monkeypatch):
     """The files are in directories that precede those of this environment."""
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path / "etc"))

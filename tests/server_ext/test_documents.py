@@ -106,6 +106,8 @@ SERVICE_AS = """
 import asyncio, json, logging, os, sys
 import msgspec
 from pathlib import Path
+from types import SimpleNamespace
+from kiwi_jupyter.server_ext.bare_kernels import BareKernels
 from kiwi_jupyter.server_ext.documents import Documents
 from kiwi_jupyter.server_ext.service import KiwiService
 
@@ -115,7 +117,9 @@ class Sessions:
                 {{"kernel": {{"id": "k-bob"}}, "path": "bobs/own.ipynb"}}]
 
 async def main():
-    service = KiwiService(Path({directory!r}), Documents(Sessions()), logging.getLogger(),
+    kernels = SimpleNamespace(list_kernel_ids=lambda: [])
+    service = KiwiService(Path({directory!r}), Documents(Sessions()), BareKernels(kernels),
+        logging.getLogger(),
         autostarts=False, may_set=True, interval_s=0.0, history_s=1800.0)
     await service.ready()
     print(msgspec.json.encode(service.feed.state(may_set=True)).decode())

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.cli.checks.finding import Finding, UnansweredError, ok, probe, warn
+from kiwi_core.environments import loads_kiwi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from jupyter_server.extension.config import ExtensionConfigManager
 server, lab = sys.argv[1:]
 manager = ExtensionConfigManager(read_config_path=jupyter_config_path())
 said = {"enabled": manager.get_jpserver_extensions().get(server), "error": "", "lab": None}
+said["kernels"] = {}
 try:
     importlib.import_module(server + ".server_ext.app")
 except Exception as error:
@@ -36,6 +38,11 @@ if find_spec("jupyterlab_server"):
         "installed": lab in get_federated_extensions(paths),
         "disabled": sorted(name for name in off if name.partition(":")[0] == lab),
     }
+if find_spec("jupyter_client"):
+    from jupyter_client.kernelspec import KernelSpecManager
+    for name, of in KernelSpecManager().get_all_specs().items():
+        if of["spec"].get("language", "").lower() == "python" and of["spec"].get("argv"):
+            said["kernels"][name] = of["spec"]["argv"][0]
 print(json.dumps(said))
 """
 
@@ -56,6 +63,7 @@ def check() -> Iterator[Finding]:
     yield server(said)
     if said["lab"] is not None:
         yield sidebar(said["lab"])
+    yield from kernels(said["kernels"])
 
 
 def ask() -> dict[str, Any]:
@@ -84,6 +92,20 @@ def server(said: Mapping[str, Any]) -> Finding:
         "Kiwi's server extension is disabled: no sidebar, no placement of kernels.",
         f"jupyter server extension enable {SERVER_EXTENSION}",
     )
+
+
+def kernels(interpreters: Mapping[str, str]) -> Iterator[Finding]:
+    """Judge the environments of the Python kernels that Jupyter offers, by kernelspec."""
+    bare = {name: python for name, python in interpreters.items() if loads_kiwi(python) is False}
+    for name, python in bare.items():
+        yield warn(
+            "kernels",
+            f"The environment of the kernel {name!r} has no Kiwi: its notebooks show no waits, and "
+            "take no part where Jupyter starts them without Kiwi's library.",
+            f"{python} -m pip install . in a checkout of Kiwi",
+        )
+    if interpreters and not bare:
+        yield ok("kernels", "every Python kernel that Jupyter offers here has Kiwi, or may have it")
 
 
 def sidebar(lab: Mapping[str, Any]) -> Finding:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli.checks.finding import Finding, UnansweredError, fail, ok, probe, warn
 from kiwi_core.config import ENV_DISABLE, is_disabled
+from kiwi_core.environments import CONFIG_NAME, EXTENSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-EXTENSION: Final = "kiwi_jupyter.kernel"
-CONFIG_NAME: Final = "ipython_kernel_config.py"
 
 _PROBE: Final = """
 import json, os

@@ -1,7 +1,7 @@
 /** Looks up sessions and GPUs in the state. */
 
-import type { IPlace } from './api';
-import type { IGpu, IWaiter, ISession, IState } from './types';
+import type { IKiwiStore, IPlace } from './api';
+import type { IBareKernel, IGpu, IWaiter, ISession, IState } from './types';
 
 /** Returns the reader's own session of that kernel, and its GPU. */
 export function placeOfKernel(state: IState | null, kernel: string | null): IPlace | null {
@@ -70,4 +70,9 @@ export function holds(place: IPlace): boolean {
 /** Returns how many wait for their turn. Sessions that are kept out of the GPU do not count. */
 export function inLine(gpu: IGpu): number {
   return gpu.queue.filter(entry => !entry.kept_out).length;
+}
+
+/** What is to be said of the kernel in front if its environment has no Kiwi. */
+export function bareKernel({ state, currentKernel }: IKiwiStore): IBareKernel | undefined {
+  return state?.server.bare_kernels[currentKernel ?? ''];
 }

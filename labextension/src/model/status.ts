@@ -1,10 +1,10 @@
 /** The text of the status bar about the notebook in front. */
 
 import type { IKiwiStore, IPlace } from './api';
-import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
+import { bareKernel, holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal, withoutMarks } from './format';
 import { waitText } from './phrases';
-import { keptOut, stateWord } from './terms';
+import { keptOut, stateWord, takesNoPart } from './terms';
 import type { IGpu, IWaiter } from './types';
 import { trans } from './translation';
 
@@ -43,6 +43,10 @@ function ofStore(store: IKiwiStore): IStatus | null {
     );
   }
   const place = subjectOf(ownPlaces(state), currentKernel);
+  const bare = bareKernel(store);
+  if (place === null && bare?.takes_part === false) {
+    return makeStatus(takesNoPart(), bare.text, 'wrong');
+  }
   if (place !== null) {
     return place.gpu.reachable ? ofSession(place, store) : away();
   }

@@ -81,7 +81,7 @@ export class KiwiStore implements IKiwiStore {
 
   /** The server answers, but not about GPUs: only the reason can be shown. */
   setProblem(problem: IProblem): void {
-    const server = { version: '', may_set: false, history_s: 0, problem };
+    const server = { version: '', may_set: false, history_s: 0, problem, bare_kernels: {} };
     this._state = { epoch: '', seq: 0, now: this.now(), server, gpus: [] };
     this._resumes = false;
     this._connection = 'live';

@@ -48,6 +48,10 @@ export function heldUp(): string {
   return trans.__('held up');
 }
 
+export function takesNoPart(): string {
+  return trans.__('takes no part');
+}
+
 export function keptOut(who: string | number): string {
   return trans.__('suspended by %1 until kiwi resume', who);
 }

@@ -13,12 +13,24 @@ export interface IProblem {
   readonly remedy: string;
 }
 
-/** `problem` says why there are no GPUs to show. */
+/**
+ * A kernel whose environment has no Kiwi. `takes_part`: its calls pass Kiwi's gate, and
+ * take turns. `text` says what that means for its user, and what to do.
+ */
+export interface IBareKernel {
+  readonly takes_part: boolean;
+  readonly text: string;
+}
+
+/**
+ * `problem` says why there are no GPUs to show. `bare_kernels`: by Jupyter's kernel id.
+ */
 export interface IServer {
   readonly version: string;
   readonly may_set: boolean;
   readonly history_s: number;
   readonly problem: IProblem | null;
+  readonly bare_kernels: Readonly<Record<string, IBareKernel>>;
 }
 
 export interface IMemory {

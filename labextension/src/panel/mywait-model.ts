@@ -2,8 +2,8 @@
 
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
-import type { IGpu, IWaiter, ISession } from '../model/types';
-import { heldUp, stateWord } from '../model/terms';
+import type { IBareKernel, IGpu, IWaiter, ISession } from '../model/types';
+import { heldUp, stateWord, takesNoPart } from '../model/terms';
 import { trans } from '../model/translation';
 
 import { nameOf, queueEntryOf } from './people';
@@ -26,11 +26,25 @@ export interface IMyWait {
   readonly details: readonly string[];
 }
 
-export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
+/** `bare`: the environment of the kernel in front has no Kiwi. */
+export function myWait(gpu: IGpu, currentKernel: string | null, bare?: IBareKernel): IMyWait {
   const session = subjectOf(ownPlacesOn(gpu), currentKernel)?.session;
   if (session === undefined) {
-    return withoutSession(gpu);
+    return bare === undefined ? withoutSession(gpu) : withoutKiwi(gpu, bare);
   }
+  const wait = ofSession(gpu, session);
+  return bare === undefined || session.kernel_id !== currentKernel
+    ? wait
+    : { ...wait, details: [...wait.details, bare.text] };
+}
+
+function withoutKiwi(gpu: IGpu, bare: IBareKernel): IMyWait {
+  return bare.takes_part
+    ? { ...open(gpu, null), details: [bare.text] }
+    : makeWait('wrong', null, asTitle(takesNoPart()), [bare.text]);
+}
+
+function ofSession(gpu: IGpu, session: ISession): IMyWait {
   const entry = queueEntryOf(gpu, session.id);
   if (session.state === 'lost') {
     return makeWait('wrong', session, trans.__('Memory lost'), [

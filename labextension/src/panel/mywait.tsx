@@ -2,6 +2,8 @@
 
 import * as React from 'react';
 
+import { bareKernel } from '../model/find';
+
 import { myWait, noNews } from './mywait-model';
 import type { IMyWait } from './mywait-model';
 import { queueEntryOf } from './people';
@@ -10,7 +12,7 @@ import type { IPart } from './parts';
 
 export function MyWait(props: IPart) {
   const { store, actions, gpu, live } = props;
-  const now = myWait(gpu, store.currentKernel);
+  const now = myWait(gpu, store.currentKernel, bareKernel(store));
   const wait = live ? now : noNews(now);
   const session = wait.session;
   return (

@@ -33,6 +33,21 @@ describe('the status bar says', () => {
     expect(status(gpus, 'k-s1', 'live', true)?.text).toBe('Emulated GPU: yours');
   });
 
+  it('that a kernel without Kiwi takes no part, where it has no gate either', () => {
+    const bare = (takes_part: boolean) => {
+      const store = new KiwiStore();
+      const all = state([gpu({ sessions: [] })]);
+      const bare_kernels = { old: { takes_part, text: 'Install `kiwi`.' } };
+      store.receive({ type: 'snapshot', ...all, server: { ...all.server, bare_kernels } });
+      store.setConnection('live');
+      store.currentKernel = 'old';
+      return statusOf(store);
+    };
+    expect(bare(false)).toMatchObject({ label: 'Install kiwi.', tone: 'wrong' });
+    expect(bare(false)?.text).toContain('GPU: takes no part');
+    expect(bare(true)?.text).toContain('GPU: free');
+  });
+
   it('GPU: yours', () => {
     expect(text([withOwn({ state: 'running' }, { holders: ['s1'] })])).toBe('GPU: yours');
   });

@@ -47,6 +47,20 @@ describe('my wait', () => {
     expect(wait.details[0]).toBe('A cell waits for its turn.');
   });
 
+  it('says of a kernel whose environment has no Kiwi what that means', () => {
+    const text = 'It has no Kiwi.';
+    const none = myWait(gpu(), 'k', { takes_part: false, text });
+    expect(none).toMatchObject({ headline: 'Takes no part', tone: 'wrong', details: [text] });
+    const gated = myWait(gpu(), 'k', { takes_part: true, text });
+    expect(gated).toMatchObject({ headline: 'Free', details: [text] });
+    const session_ = session('k', { kernel_id: 'k' });
+    const running = gpu({ sessions: [session_], holders: ['k'] });
+    expect(myWait(running, 'k', { takes_part: true, text })).toMatchObject({
+      headline: 'Yours',
+      details: [text]
+    });
+  });
+
   it('says what moves while it waits', () => {
     const leaving = session('a', { state: 'paging-out' });
     const coming = session('b', { state: 'paging-in', paged_out_bytes: 3 * GIB });
