@@ -339,3 +339,11 @@ def left_out(why: str) -> tuple[str, str]:
 def reason(why: Reason, detail: str = "") -> str:
     """Return why an operation was refused, as half a sentence."""
     return f"{_REASONS[why]}: {detail}" if detail else _REASONS[why]
+
+
+def part_of_a_notebook(name: str) -> str:
+    """Return what to do where a program that a notebook has started finds no room beside it."""
+    return (
+        f"this program was started by {name} and counts as part of it, so both must fit into the "
+        "GPU together. Start it with `kiwi run -- COMMAND`: then it takes turns of its own."
+    )

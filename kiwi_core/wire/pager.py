@@ -135,8 +135,10 @@ class PagerLimits(Message, frozen=True, kw_only=True, tag="pager-limits"):
 
 
 class Room(Message, frozen=True, kw_only=True, tag="room"):
-    """Answers ``want-room``. ``granted``: try again now. If false, ``detail`` says why not."""
+    """Answers ``want-room``. ``granted``: try again now. If false, ``detail`` says why not, and
+    ``remedy`` what the program's user can do; the library prints it."""
 
     request: Count
     granted: bool
     detail: str = ""
+    remedy: str = ""

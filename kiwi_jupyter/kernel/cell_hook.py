@@ -352,6 +352,23 @@ class CellHook:
             self._below = self._line_of_held(screens())
             return self._below
 
+    @contextmanager
+    def callback(self) -> Iterator[None]:
+        """Let a call show its wait that code makes which is not a cell: the callback of a widget.
+        Its line is below the widget."""
+        with self._lock:
+            if self._bystander is None and not self._running:
+                self._bystander = contextvars.copy_context()
+        try:
+            yield
+        finally:
+            if not cells_on_stack(1):
+                self._end_line_below()
+
+    def line_here(self) -> CellWaitLine:
+        """Return a line for code of this thread that is not a cell."""
+        return self._line_of_held(screens_for(self._shell)())
+
     def _line_of_held(self, screen: Screen) -> CellWaitLine:
         return CellWaitLine(screen, delay_s=self._config.waiting_line_delay_s, hint="")
 
@@ -385,14 +402,17 @@ class CellHook:
         """End the outermost cell of this thread, however it ended (``post_run_cell``)."""
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            self._bystander, below, self._below = None, self._below, None
-        if below is not None:
-            below.close()
+        self._end_line_below()
         member = threading.get_ident()
         if member not in self._running or cells_on_stack(1):
             return
         self._end(member)
+
+    def _end_line_below(self) -> None:
+        with self._lock:
+            self._bystander, below, self._below = None, self._below, None
+        if below is not None:
+            below.close()
 
     def silent_cell_ended(self) -> None:
         """End silent cells, which have no ``post_run_cell``, and a cell of this thread that was

@@ -147,8 +147,8 @@ WAIT_ID: Final = "kiwi-wait-"
 
 
 class _NotebookScreen:
-    """Draws the line of one wait. ``request`` is the message that started the cell. It names the
-    cell only if JupyterLab's own page sent it.
+    """Draws the line of one wait. ``request`` is the message that started the cell, which names the
+    cell only if JupyterLab's own page sent it, or the message to a widget.
     """
 
     def __init__(self, kernel: Any, request: Any) -> None:
@@ -158,9 +158,10 @@ class _NotebookScreen:
 
     def __call__(self, text: str, markup: str) -> None:
         cell = (self._request.get("metadata") or {}).get("cellId")
+        widget = (self._request.get("content") or {}).get("comm_id")
         content = {
             "comm_id": self._comm_id,
-            "data": {"cell": cell, "text": text, "html": markup},
+            "data": {"cell": cell, "widget": widget, "text": text, "html": markup},
         }
         kernel = self._kernel
         kernel.session.send(

@@ -24,6 +24,7 @@ from kiwi_jupyter.kernel.stack import parsed_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.cell_hook import CellHook
@@ -107,9 +108,9 @@ class ShellHooks:
     def _comm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def comm_msg(*args: Any, **options: Any) -> Any:
             # A message can reach any callback, and there is no code here to look at.
-            if not self._cell_hook.unguarded():
+            if not self._cell_hook.may_wait():
                 return plain(*args, **options)
-            with self._held(f"comm {threading.get_ident()}"):
+            with self._callback():
                 answer = plain(*args, **options)
             if not inspect.isawaitable(answer):
                 return answer
@@ -118,8 +119,14 @@ class ShellHooks:
         return comm_msg
 
     async def _finish(self, answer: Any) -> Any:
-        with self._held(f"comm {threading.get_ident()}"):
+        with self._callback():
             return await answer
+
+    def _callback(self) -> AbstractContextManager[object]:
+        """Return what is around a callback: its calls wait at the gate, or it waits here."""
+        if self._cell_hook.unguarded():
+            return self._held(f"comm {threading.get_ident()}", shown=True)
+        return self._cell_hook.callback()
 
     def _may_use_gpu(self, code: str) -> bool:
         if not self._cell_hook.may_wait():
@@ -130,8 +137,11 @@ class ShellHooks:
             return False
 
     @contextmanager
-    def _held(self, member: str, patience_s: float | None = None) -> Iterator[bool]:
+    def _held(
+        self, member: str, patience_s: float | None = None, *, shown: bool = False
+    ) -> Iterator[bool]:
         """Hold the lease around code that is not a cell; false after ``patience_s`` without it.
+        ``shown``: show the wait.
 
         Inside a cell that already has the lease this does nothing. Without a daemon the code runs.
         """
@@ -144,16 +154,23 @@ class ShellHooks:
             try:
                 self._burst.join(client, member)
                 with interruptible():
-                    ours = self._await_lease(patience_s)
+                    ours = self._await_lease(patience_s, shown=shown)
             except KiwiError:
                 ours = True  # the daemon is away: as without Kiwi
             yield ours
         finally:
             self._burst.leave(member)
 
-    def _await_lease(self, patience_s: float | None) -> bool:
+    def _await_lease(self, patience_s: float | None, *, shown: bool) -> bool:
         until_s = None if patience_s is None else time.monotonic() + patience_s
-        while not self._burst.wait(BLOCKING_POLL_S):
-            if until_s is not None and time.monotonic() >= until_s:
-                return False
-        return True
+        line = self._cell_hook.line_here() if shown else None
+        try:
+            while not self._burst.wait(BLOCKING_POLL_S):
+                if line is not None:
+                    line.show(self._burst.waiting)
+                if until_s is not None and time.monotonic() >= until_s:
+                    return False
+            return True
+        finally:
+            if line is not None:
+                line.close()

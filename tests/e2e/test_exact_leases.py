@@ -122,6 +122,36 @@ def test_a_call_in_a_cell_that_passes_for_cpu(pair: TwoNotebooks) -> None:
     b.assert_intact()
 
 
+WIDGET = """
+checked = []
+def opened(comm, message):
+    comm.on_msg(lambda message: checked.append(memory.intact()))
+get_ipython().kernel.comm_manager.register_target("test", opened)
+"""
+
+
+def test_the_callback_of_a_widget(pair: TwoNotebooks) -> None:
+    """It waits at the gate, and says so below its widget."""
+    a, b, daemon = pair.a, pair.b, pair.daemon
+    b.check(WIDGET)
+    client = b.kernel.client
+    content = {"comm_id": "slider", "target_name": "test", "data": {}}
+    client.shell_channel.send(client.session.msg("comm_open", content))
+    enough = daemon.directory / "enough of the slider"
+    loop = a.work(until=enough)
+    a.wait_state("running")
+    b.wait_state("paged-out")
+    callback = b.kernel.to_widget("slider")
+    shown = b.kernel.until(lambda: callback.of_type("comm_msg"), "the line below the widget")
+    assert shown[0]["content"]["data"]["widget"] == "slider"
+    assert "A.ipynb has it" in shown[0]["content"]["data"]["text"]
+    enough.touch()
+    a.finish(loop)
+    assert b.check("%%kiwi cpu\nprint(checked)").text == "[True]\n"
+    assert callback.of_type("comm_msg")[-1]["content"]["data"]["html"] == ""
+    b.assert_intact()
+
+
 CORE = """
 from cuda.core import Device
 device = Device()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from checks import unharmed
 from daemon import wait_until
+from gpu_cells import PRELUDE
 from notebooks import Notebook, assert_books_agree, finish_all
 from pagers import DEFAULT, PagerUnderTest
 
@@ -75,6 +76,35 @@ def known_small(notebook: Notebook) -> None:
 def growing(notebook: Notebook, to_mib: int, begun: Path, go: Path) -> str:
     grow = f"grow({to_mib}, {STEP_MIB}, {str(begun)!r}, {str(go)!r})"
     return f"{grow}\nprint('RIGHT' if grown_right() else 'DAMAGED')"
+
+
+CHILD = f"""{PRELUDE}
+check(cuda.cuInit(0))
+check(cuda.cuCtxSetCurrent(check(cuda.cuDevicePrimaryCtxRetain(check(cuda.cuDeviceGet(0))))))
+for _ in range(2):
+    print(int(cuda.cuMemAlloc({LARGE_MIB} * PIECE)[0]))
+"""
+TRAIN = f"""
+import subprocess
+done = subprocess.run([sys.executable, "-c", {CHILD!r}], capture_output=True, text=True)
+print(done.stdout, done.stderr)
+"""
+
+
+def test_a_script_that_finds_no_room_beside_its_notebook_is_told_of_kiwi_run(
+    daemon: Daemon, make_notebook: Callable[..., Notebook]
+) -> None:
+    """It counts as part of the notebook, as ``!python train.py`` does."""
+    notebook = make_notebook(daemon, "A", mib=LARGE_MIB)
+    said = notebook.check(TRAIN).text
+    assert said.startswith("2\n2\n"), "CUDA_ERROR_OUT_OF_MEMORY"
+    assert said.count("started by A.ipynb and counts as part of it") == 1
+    assert "kiwi run -- COMMAND" in said
+    # The notebook's own error says nothing of it.
+    error = "print(int(cuda.cuMemAlloc(GPU * PIECE)[0]))".replace("GPU", str(GPU_MIB))
+    assert notebook.check(error).outputs() == [
+        {"output_type": "stream", "name": "stdout", "text": "2\n"}
+    ]
 
 
 def test_one_grows_beside_an_idle_one_in_a_single_cell(

@@ -377,9 +377,19 @@ def test_widget_messages_take_the_lease_where_there_is_no_gate(
     client = kernel.client
     opened = client.session.msg("comm_open", {"comm_id": "c1", "target_name": "test", "data": {}})
     client.shell_channel.send(opened)
-    client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": "c1", "data": {}}))
+    kernel.to_widget("c1")
     assert kernel.check("%%kiwi cpu\ntripgpu.uses").result == "['comm']"
     daemon.await_received(EndBurst, 2)
+    # A callback that waits says so, below its widget.
+    daemon.grants = False
+    callback = kernel.to_widget("c1")
+    kernel.until(lambda: callback.of_type("comm_msg"), "the line below the widget")
+    daemon.peer.say(Granted(burst=daemon.received(Acquire)[-1].burst, quantum_s=30.0))
+    assert kernel.check("%%kiwi cpu\ntripgpu.uses").result == "['comm', 'comm']"
+    first, *_, last = [message["content"]["data"] for message in callback.of_type("comm_msg")]
+    assert first["widget"] == "c1"
+    assert "1st in line" in first["html"]
+    assert last["html"] == ""
 
 
 def test_unload_leaves_no_trace(kernel: Kernel, daemon: ScriptedDaemon) -> None:

@@ -242,6 +242,15 @@ class Kernel:
         self._cells[cell.msg_id] = cell
         return cell
 
+    def to_widget(self, comm_id: str) -> Cell:
+        """Send a message to a widget; what its callback shows is in the result."""
+        message = self.client.session.msg("comm_msg", {"comm_id": comm_id, "data": {}})
+        self.client.shell_channel.send(message)
+        callback = self._cells[message["header"]["msg_id"]] = Cell(
+            f"the callback of {comm_id}", message["header"]["msg_id"]
+        )
+        return callback
+
     def run(self, code: str, timeout_s: float = PATIENCE_S, **options: Any) -> Cell:
         """Run ``code`` and wait until it is done."""
         return self.finish(self.send(code, **options), timeout_s)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.sessions.empty_turns import EmptyTurns
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, RoomDenied, RoomMade
@@ -310,7 +311,18 @@ class Gates:
         asked = self._take_off(action.request)
         if asked is not None:
             detail = action.detail if isinstance(action, RoomDenied) else ""
-            self._answer(asked.link, asked.request, granted=not denied, detail=detail)
+            remedy = self._remedy(asked.link, action.session) if denied else ""
+            self._answer(
+                asked.link, asked.request, granted=not denied, detail=detail, remedy=remedy
+            )
+
+    def _remedy(self, link: Link, session: SessionId) -> str:
+        """Return what the user of a program can do that a notebook has started, and that found no
+        room beside the notebook's own memory; "": it is no such program."""
+        record = self._registry.get(session)
+        if record is None or not record.kernel_id or record.ref == link.ref:
+            return ""
+        return user_texts.part_of_a_notebook(record.name)
 
     def _asks_again(self, session: SessionId, number: int) -> bool:
         """Request denied room once more after a look, and return whether it is to be. The last look
@@ -372,9 +384,10 @@ class Gates:
         return [(number, asked) for number, asked in self._rooms.items() if asked.link is link]
 
     @staticmethod
-    def _answer(link: Link, request: int, *, granted: bool, detail: str) -> None:
+    def _answer(link: Link, request: int, *, granted: bool, detail: str, remedy: str = "") -> None:
         if link.connection is not None:
-            link.connection.send(Room(request=request, granted=granted, detail=detail))
+            room = Room(request=request, granted=granted, detail=detail, remedy=remedy)
+            link.connection.send(room)
 
 
 def _now_s() -> float:

@@ -13,12 +13,19 @@ import { IKiwi } from './token';
 const WAIT_ID = 'kiwi-wait-';
 const CLASS = 'jp-kiwiWaitLine';
 
+/** The output of a cell that shows a widget of ipywidgets. */
+const WIDGET_VIEW = 'application/vnd.jupyter.widget-view+json';
+
 /** The parts of a code cell that are used here. */
 export interface ICell {
   readonly node: HTMLElement;
   readonly model: { readonly id: string; readonly executionState?: string };
   readonly outputArea?: {
     readonly node: HTMLElement;
+    readonly model: {
+      readonly length: number;
+      get(index: number): { readonly data: { readonly [mime: string]: unknown } };
+    };
     readonly rendermime: {
       createRenderer(type: string): {
         readonly node: HTMLElement;
@@ -37,6 +44,8 @@ export interface ICell {
 export interface IWait {
   readonly id: string;
   readonly cell: string | null;
+  /** The model of the widget whose callback waits; `null`: a cell waits. */
+  readonly widget: string | null;
   readonly html: string;
 }
 
@@ -87,10 +96,11 @@ export function readWait(message: KernelMessage.IMessage): IWait | null {
   if (typeof id !== 'string' || !id.startsWith(WAIT_ID)) {
     return null;
   }
-  const { cell, html } = data;
+  const { cell, widget, html } = data;
   return {
     id,
     cell: typeof cell === 'string' ? cell : null,
+    widget: typeof widget === 'string' ? widget : null,
     html: typeof html === 'string' ? html : ''
   };
 }
@@ -104,9 +114,7 @@ export class WaitLines {
       this._remove(wait.id);
       return;
     }
-    const area = this._cells().find(({ model }) =>
-      wait.cell === null ? model.executionState === 'running' : model.id === wait.cell
-    )?.outputArea;
+    const area = this._cellOf(wait)?.outputArea;
     if (area === undefined) {
       return;
     }
@@ -125,6 +133,19 @@ export class WaitLines {
     void line.renderer.renderModel(model);
   }
 
+  private _cellOf(wait: IWait): ICell | undefined {
+    const cells = this._cells();
+    if (wait.widget === null) {
+      return cells.find(({ model }) =>
+        wait.cell === null ? model.executionState === 'running' : model.id === wait.cell
+      );
+    }
+    // A widget inside another one has no output of its own: the last widgets are the likely ones.
+    const drawn = cells.map(cell => ({ cell, widgets: widgetsOf(cell) }));
+    const own = drawn.find(({ widgets }) => widgets.includes(wait.widget ?? ''));
+    return (own ?? drawn.filter(({ widgets }) => widgets.length > 0).pop())?.cell;
+  }
+
   clear(): void {
     for (const id of [...this._drawn.keys()]) {
       this._remove(id);
@@ -139,6 +160,16 @@ export class WaitLines {
   }
 
   private readonly _drawn = new Map<string, { host: HTMLElement; renderer: Renderer }>();
+}
+
+/** Returns the models of the widgets in the outputs of a cell. */
+function widgetsOf({ outputArea }: ICell): string[] {
+  const outputs = outputArea?.model;
+  const views = Array.from({ length: outputs?.length ?? 0 }, (_, index) => {
+    const view = outputs?.get(index).data[WIDGET_VIEW] as { model_id?: unknown } | undefined;
+    return view?.model_id;
+  });
+  return views.filter(id => typeof id === 'string');
 }
 
 type Renderer = ReturnType<NonNullable<ICell['outputArea']>['rendermime']['createRenderer']>;

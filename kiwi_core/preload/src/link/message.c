@@ -42,7 +42,7 @@ static const struct member {
     MEMBER(DO, "within_ns", INTEGER, within_ns, true),
     MEMBER(ROOM, "request", INTEGER, request, true),
     MEMBER(ROOM, "granted", BOOL, granted, true),
-    MEMBER(ROOM, "detail", TEXT, text, false),
+    MEMBER(ROOM, "remedy", TEXT, remedy, false),
     MEMBER(LIMITS, "arena_bytes", INTEGER, arena_bytes, true),
     MEMBER(LIMITS, "ahead", BOOL, ahead, false),
 #undef MEMBER

@@ -230,6 +230,15 @@ static bool handle_do(const struct kp_message *m) {
            queue(kp_write_done(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), &done));
 }
 
+static void handle_room(const struct kp_message *m) {
+    static bool told;
+    if (!m->granted && m->remedy[0] && !told) {
+        told = true; /* a program may try again and again */
+        kp_warn("out of GPU memory: %s", m->remedy);
+    }
+    kp_link_answer_room((uint64_t)m->request, m->granted);
+}
+
 static void handle_limits(const struct kp_message *m) {
     struct kp_arena_books host;
     kp_arena_books(&host);
@@ -260,7 +269,7 @@ bool kp_protocol_receive(const char *line, size_t length) {
         unanswered = 0;
         return true;
     case KP_MESSAGE_LIMITS: handle_limits(&m); return true;
-    case KP_MESSAGE_ROOM: kp_link_answer_room((uint64_t)m.request, m.granted); return true;
+    case KP_MESSAGE_ROOM: handle_room(&m); return true;
     default: return true;
     }
 }
