@@ -98,8 +98,9 @@ class Decider:
         foreseen = self._forecaster.foresee(node, space, text)
         may_come = self._session.connected_client is None  # a driver and its gate, by a daemon
         if foreseen.gpu or self._driver_gate.in_front:
-            near = libraries.any_loaded() or _imports_others(node)
-            return Decision(foreseen, connect=may_come and near and not foreseen.gpu)
+            connect = may_come and not foreseen.gpu
+            near = connect and (libraries.any_loaded() or _imports_others(node))
+            return Decision(foreseen, connect=near)
         if not (may_come or self._driver_gate.driver_loaded()):
             return Decision(replace(foreseen, why=NOT_LOADED))
         if is_plain(node, space, libraries):
