@@ -374,6 +374,13 @@ class Panel:
     def part(self, name: str) -> Locator:
         return self.root.locator(f'[data-kiwi="{name}"]')
 
+    def unfolded(self) -> Panel:
+        """Unfold what is below "Load, history, settings" in each card, and return the panel."""
+        for part in self.part("more").all():
+            if part.get_attribute("open") is None:
+                part.locator("> summary").click()
+        return self
+
     def spans(self, kind: str, session: str) -> Locator:
         return self.part("timeline").locator(
             f'[data-kiwi="span"][data-kind="{kind}"][data-session="{session}"]'

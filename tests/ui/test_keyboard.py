@@ -67,6 +67,7 @@ def test_quantum_and_release_by_keyboard(stage: Stage, open_lab: Callable[..., L
     stage.wait_state("work.ipynb", "paged-out")
     expect(panel.resting(session)).to_contain_text("paged out")
     expect(panel.part("my-wait")).to_contain_text("Paged out")
+    panel.unfolded()
     _tab_to(page, "tq")
     page.page.keyboard.press("Control+A")
     page.page.keyboard.type("17")

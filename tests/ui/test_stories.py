@@ -41,6 +41,8 @@ def test_a_story_is_fit_to_be_seen(page: Page, bundled: Path, story: str) -> Non
     """Themes differ in colours and widths; the other rules of axe give the same in each."""
     first, *others = THEMES
     complaints = show(page, bundled, story, first, NARROW_PX)
+    for fold in page.locator("[data-kiwi=more] > summary").all():
+        fold.click()
     assert faults(page) == []
     for theme in others:
         wear(page, theme)
@@ -55,10 +57,10 @@ def test_a_wide_panel_is_fit_to_be_seen(page: Page, bundled: Path, story: str) -
 
 def test_wrong_input_and_unfolded_parts_are_shown_well(page: Page, bundled: Path) -> None:
     show(page, bundled, "crowd", "dark", NARROW_PX)
-    page.locator("[data-kiwi=tq]").fill("0")
-    page.locator("[data-kiwi=mode]").select_option("off")
     for summary in page.locator("summary").all():
         summary.click()
+    page.locator("[data-kiwi=tq]").fill("0")
+    page.locator("[data-kiwi=mode]").select_option("off")
     page.get_by_text("more notebooks", exact=False).first.wait_for()
     assert faults(page) == []
     field = page.locator("[data-kiwi=tq]").bounding_box()

@@ -159,7 +159,7 @@ def test_a_shorter_quantum_from_the_sidebar_ends_a_wait(
     """The setting also applies to the current quantum. Wrong values are refused with words and
     change nothing."""
     pair = make_pair(stage, tq_s=600)
-    panel = pair.page.panel()
+    panel = pair.page.panel().unfolded()
     pair.b_waits()
     expect(panel.part("countdown")).to_have_text(WHOLE_TURN, timeout=WHOLE_TURN_SHOWN_MS)
     for wrong, words in (("0", "from 0.1 s"), ("", "in seconds"), ("1e9", "86400")):
@@ -188,7 +188,7 @@ def test_the_order_is_chosen_in_the_sidebar(stage: Stage, make_pair: Callable[..
     """The daemon's policies are explained in words, also while somebody waits; a change from
     another surface is shown."""
     pair = make_pair(stage, policy="interactive")
-    panel = pair.page.panel()
+    panel = pair.page.panel().unfolded()
     order = panel.root.get_by_label("Policy")
     expect(order).to_have_value("interactive")
     expect(order.locator("option")).to_have_text(["interactive", "round-robin"])
@@ -267,7 +267,7 @@ def test_two_browsers_see_the_same(
     for panel in panels:
         expect(panel.part("countdown")).to_contain_text(WHOLE_TURN, timeout=WHOLE_TURN_SHOWN_MS)
     wait_until(lambda: stage.connections() == 1, "one connection for both")
-    panels[1].part("tq").fill("300")
+    panels[1].unfolded().part("tq").fill("300")
     panels[1].part("tq").press("Enter")
     for panel in panels:
         expect(panel.part("tq")).to_have_value("300")

@@ -11,15 +11,17 @@ import {
   atMost,
   busy,
   heldUp,
+  inParallel,
   keeps,
   keptOut,
+  oneAtATime,
   program,
   stateWord,
   turnOver,
   untilDone,
   untilOthersAsk
 } from './terms';
-import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types';
+import type { IGauges, IGpu, IScheduler, IOutsideProgram, IWaiter, ISession } from './types';
 import { trans } from './translation';
 
 /** How much longer a wait may take; '' if unknown. `short`: the figure alone, for a row. */
@@ -46,6 +48,12 @@ export function turnText(gpu: IGpu, holder: ISession, now: number): string {
   }
   const left_s = holder.turn_ends_at - now;
   return left_s > 0 ? atMost(formatLeft(left_s)) : turnOver();
+}
+
+/** How notebooks share the GPU now, and why. */
+export function sharingText({ serialised, why }: IScheduler): string {
+  const now = serialised ? oneAtATime() : inParallel();
+  return why === '' ? now : `${now}: ${why}`;
 }
 
 /** Says that a session keeps its place from a waiter, and for how long at most; '' if it does not. */

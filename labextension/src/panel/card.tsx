@@ -10,9 +10,10 @@ import { Load, Memory } from './memory';
 import { MyWait } from './mywait';
 import type { IPart } from './parts';
 import { GpuProblems } from './problems';
-import { Holders, Queue, Resting } from './queue';
+import { Line, Resting } from './queue';
 import { Timeline } from './timeline';
 import type { Zoom } from './timeline-shapes';
+import { WhatHappened } from './what-happened';
 
 interface IProps extends IPart {
   readonly zoom_s: Zoom;
@@ -34,13 +35,16 @@ export function Card(props: IProps) {
       <GpuProblems gpu={gpu} actions={actions} now={() => store.now()} />
       <div className="jp-Kiwi-known">
         <MyWait {...part} />
-        <Holders {...part} />
-        <Queue {...part} />
+        <Line {...part} />
         <Timeline store={store} gpu={gpu} live={live} zoom_s={zoom_s} setZoom={setZoom} />
-        {live && <Load gpu={gpu} />}
         <Memory gpu={gpu} />
         <Resting {...part} />
-        <Controls {...part} />
+        <details className="jp-Kiwi-fold jp-mod-more" data-kiwi="more">
+          <summary>{trans.__('Load, history, settings')}</summary>
+          {live && <Load gpu={gpu} />}
+          <WhatHappened store={store} gpu={gpu} live={live} zoom_s={zoom_s} />
+          <Controls {...part} />
+        </details>
       </div>
     </section>
   );

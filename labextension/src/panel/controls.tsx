@@ -2,8 +2,9 @@
 
 import * as React from 'react';
 
+import { sharingText } from '../model/phrases';
 import type { IGpu } from '../model/types';
-import { antiThrash, inParallel, oneAtATime, policy, quantum } from '../model/terms';
+import { antiThrash, policy, quantum } from '../model/terms';
 import { trans } from '../model/translation';
 
 import {
@@ -26,13 +27,12 @@ import { asTitle, formatDuration } from './words';
 
 export function Controls(props: IPart) {
   const { gpu, live } = props;
-  const { serialised, why, swap_round_trip_s, floor_s } = gpu.scheduler;
+  const { serialised, swap_round_trip_s, floor_s } = gpu.scheduler;
   return (
     <section className="jp-Kiwi-part">
       <h3>{trans.__('Sharing')}</h3>
-      <p className="jp-Kiwi-why" data-kiwi="why" data-serialised={serialised}>
-        <b>{asTitle(serialised ? oneAtATime() : inParallel())}</b>
-        {why === '' ? '.' : `: ${why}.`}
+      <p className="jp-Kiwi-quiet">
+        {`${asTitle(sharingText(gpu.scheduler))}.`}
         {swap_round_trip_s !== null &&
           ` ${trans.__('A swap costs about %1.', formatDuration(swap_round_trip_s))}`}
         {serialised &&

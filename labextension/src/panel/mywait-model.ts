@@ -6,7 +6,7 @@ import type { IBareKernel, IGpu, IWaiter, ISession } from '../model/types';
 import { heldUp, stateWord, takesNoPart } from '../model/terms';
 import { trans } from '../model/translation';
 
-import { nameOf, queueEntryOf } from './people';
+import { nameOf, queueEntryOf, sessionOf } from './people';
 import { asTitle } from './words';
 
 /** The mood of the card: decides the colour of the edge and the icon. */
@@ -99,7 +99,12 @@ function withProblem(wait: IMyWait): IMyWait {
 // --- waiting ------------------------------------------------------------------------------------
 
 function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
-  const place = trans.__('%1 of %2', ordinal(entry.position), inLine(gpu));
+  const before = whoIsBefore(gpu, entry);
+  const position = ordinal(entry.position);
+  const place =
+    before === ''
+      ? trans.__('%1 of %2', position, inLine(gpu))
+      : trans.__('%1 of %2, after %3', position, inLine(gpu), before);
   if (entry.kept_out) {
     return suspended(session);
   }
@@ -112,10 +117,17 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
     details.push(doing);
   }
   if (session.state === 'suspended') {
-    details.push(trans.__('Suspended in mid-cell; it goes on by itself.'));
+    details.push(trans.__('Suspended in mid-cell; it goes on by itself, and nothing is lost.'));
   }
   const tone = session.state === 'paging-in' ? 'moving' : 'waiting';
   return withProblem({ ...makeWait(tone, session, trans.__('Waiting'), details), counts: true });
+}
+
+/** Names who is next before a waiter: the one before it in the queue, or who has the GPU. */
+function whoIsBefore(gpu: IGpu, entry: IWaiter): string {
+  const next = gpu.queue.filter(each => each.position < entry.position && !each.kept_out).pop();
+  const ids = next === undefined ? gpu.holders : [next.session];
+  return ids.map(id => nameOf(sessionOf(gpu, id))).join(', ');
 }
 
 /** Returns the card of a session that a user keeps out of the GPU, waiting or not. */

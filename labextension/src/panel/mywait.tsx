@@ -3,7 +3,10 @@
 import * as React from 'react';
 
 import { bareKernel } from '../model/find';
+import { trans } from '../model/translation';
+import type { ISession } from '../model/types';
 
+import { useTicking } from './hooks';
 import { myWait, noNews } from './mywait-model';
 import type { IMyWait } from './mywait-model';
 import { queueEntryOf } from './people';
@@ -23,6 +26,7 @@ export function MyWait(props: IPart) {
         </div>
       )}
       <Large store={store} gpu={gpu} wait={wait} />
+      {wait.counts && session !== null && <Progress store={store} gpu={gpu} session={session} />}
       {wait.details.map(detail => (
         <div key={detail} className="jp-Kiwi-wait-detail">
           <Prose text={detail} />
@@ -30,6 +34,37 @@ export function MyWait(props: IPart) {
       ))}
       {live && session !== null && <LeaveQueue gpu={gpu} session={session} actions={actions} />}
     </div>
+  );
+}
+
+/** How much of the wait is over, where its end is known. */
+function Progress(props: Pick<IPart, 'store' | 'gpu'> & { session: ISession }) {
+  const { store, gpu, session } = props;
+  const entry = queueEntryOf(gpu, session.id);
+  const percent = useTicking(() => {
+    const end = store.expected(session.id)?.at;
+    if (entry === undefined || end === undefined) {
+      return null;
+    }
+    const whole = Math.max(1, end - entry.waiting_since);
+    return Math.round((100 * (store.now() - entry.waiting_since)) / whole);
+  });
+  if (percent === null) {
+    return null;
+  }
+  const done = Math.min(100, Math.max(0, percent));
+  return (
+    <svg
+      className="jp-Kiwi-progress"
+      data-kiwi="progress"
+      role="progressbar"
+      aria-label={trans.__('Wait for the GPU')}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={done}
+    >
+      <rect width={`${done}%`} height="100%" />
+    </svg>
   );
 }
 

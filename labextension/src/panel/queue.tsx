@@ -3,6 +3,7 @@
 import * as React from 'react';
 
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
+import { sharingText } from '../model/phrases';
 import type { IGpu, IWaiter, ISession } from '../model/types';
 import { formatBytes, withoutMarks } from '../model/format';
 import { keptOut, nobodyCanTell, stateWord } from '../model/terms';
@@ -13,54 +14,78 @@ import { Countdown, Keeps, LeaveQueue, Prose, SessionName, Turn, Yours, useRovin
 import type { IPart } from './parts';
 import { movingFirst } from './mywait-model';
 import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
+import { asTitle } from './words';
 
-/** Shows which sessions have the GPU and which wait. For the notebook of "my wait", it shows only
- * the place in the queue, because the figure is above. */
-export function Holders(props: IPart) {
+/** The line for the GPU: who has it, who waits in which order, and why they do not run in parallel.
+ * For the notebook of "my wait", it shows only the place, because the figure is above. */
+export function Line(props: IPart) {
+  const { gpu } = props;
+  const kept = gpu.sessions.some(session => session.keeps_until !== null);
+  if (gpu.holders.length + gpu.queue.length === 0 && !kept) {
+    return null;
+  }
+  const waiting = inLine(gpu);
+  return (
+    <section className="jp-Kiwi-part jp-mod-line">
+      <h3>
+        {trans.__('Line')}{' '}
+        {waiting > 0 && (
+          <span className="jp-Kiwi-count">{trans._n('%1 waits', '%1 wait', waiting)}</span>
+        )}
+      </h3>
+      <Holders {...props} />
+      <Queue {...props} />
+      {gpu.queue.length > 0 && (
+        <p className="jp-Kiwi-quiet" data-kiwi="why" data-serialised={gpu.scheduler.serialised}>
+          {asTitle(sharingText(gpu.scheduler))}.
+        </p>
+      )}
+    </section>
+  );
+}
+
+function Holders(props: IPart) {
   const { store, actions, gpu, live } = props;
   const kept = gpu.sessions.filter(session => session.keeps_until !== null);
   const shown = [...gpu.holders, ...kept.map(session => session.id)];
-  if (shown.length === 0) {
-    return null;
-  }
   return (
-    <section className="jp-Kiwi-part jp-mod-line">
-      <h3>{trans.__('Has the GPU')}</h3>
-      <ul className="jp-Kiwi-people">
-        {shown.map(id => {
-          const session = sessionOf(gpu, id);
-          const isSubject = isSubjectOf(gpu, store.currentKernel, session);
-          const holds = gpu.holders.includes(id);
-          return (
-            <li
-              key={id}
-              className={isSubject ? 'jp-Kiwi-person jp-mod-subject' : 'jp-Kiwi-person'}
-              data-kiwi={holds ? 'holder' : 'keeper'}
-              data-session={id}
-            >
-              <div className="jp-Kiwi-line">
-                <SessionName session={session} actions={actions} />
-                {!isSubject && <Yours gpu={gpu} session={session} />}
-                <span className="jp-Kiwi-amount">
-                  {isSubject
-                    ? subjectMark()
-                    : live &&
-                      session?.keeps_until === null && (
-                        <Turn store={store} gpu={gpu} holder={session} />
-                      )}
-                </span>
-              </div>
-              {live && session !== undefined && session.keeps_until !== null && (
-                <span className="jp-Kiwi-note" data-kiwi="keeps">
-                  <Keeps store={store} session={session} />
-                </span>
-              )}
-              {!isSubject && <Marks session={session} />}
-            </li>
-          );
-        })}
-      </ul>
-    </section>
+    <ul className="jp-Kiwi-people" aria-label={trans.__('Has the GPU')}>
+      {shown.map(id => {
+        const session = sessionOf(gpu, id);
+        const isSubject = isSubjectOf(gpu, store.currentKernel, session);
+        const holds = gpu.holders.includes(id);
+        return (
+          <li
+            key={id}
+            className={isSubject ? 'jp-Kiwi-person jp-mod-subject' : 'jp-Kiwi-person'}
+            data-kiwi={holds ? 'holder' : 'keeper'}
+            data-session={id}
+          >
+            <div className="jp-Kiwi-line">
+              <span className="jp-Kiwi-place" aria-hidden="true" title={trans.__('Has the GPU')}>
+                ▶
+              </span>
+              <SessionName session={session} actions={actions} />
+              {!isSubject && <Yours gpu={gpu} session={session} />}
+              <span className="jp-Kiwi-amount">
+                {isSubject
+                  ? subjectMark()
+                  : live &&
+                    session?.keeps_until === null && (
+                      <Turn store={store} gpu={gpu} holder={session} />
+                    )}
+              </span>
+            </div>
+            {live && session !== undefined && session.keeps_until !== null && (
+              <span className="jp-Kiwi-note" data-kiwi="keeps">
+                <Keeps store={store} session={session} />
+              </span>
+            )}
+            {!isSubject && <Marks session={session} />}
+          </li>
+        );
+      })}
+    </ul>
   );
 }
 
@@ -94,11 +119,10 @@ function Marks(props: { session: ISession | undefined }) {
  * reader's own. */
 const FIRST_PLACES = 5;
 
-export function Queue(props: IPart) {
+function Queue(props: IPart) {
   const { gpu } = props;
   const roving = useRoving<HTMLOListElement>();
   const folded = useRoving<HTMLOListElement>();
-  const waiting = inLine(gpu);
   if (gpu.queue.length === 0) {
     return null;
   }
@@ -108,11 +132,8 @@ export function Queue(props: IPart) {
   const rows = (entries: readonly IWaiter[]) =>
     entries.map(entry => <Waiting key={entry.session} {...props} entry={entry} />);
   return (
-    <section className="jp-Kiwi-part jp-mod-line">
-      <h3>
-        {trans.__('Waiting')} {waiting > 0 && <span className="jp-Kiwi-count">{waiting}</span>}
-      </h3>
-      <ol className="jp-Kiwi-people" data-kiwi="queue" {...roving}>
+    <>
+      <ol className="jp-Kiwi-people" data-kiwi="queue" aria-label={trans.__('Waiting')} {...roving}>
         {rows(gpu.queue.filter(entry => !rest.includes(entry)))}
       </ol>
       {rest.length > 0 && (
@@ -128,7 +149,7 @@ export function Queue(props: IPart) {
           </ol>
         </details>
       )}
-    </section>
+    </>
   );
 }
 

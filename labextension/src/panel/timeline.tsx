@@ -14,7 +14,6 @@ import type { IRow, ITimeline } from './timeline-model';
 import { ZOOMS } from './timeline-shapes';
 import type { IMark, ISpan, Zoom } from './timeline-shapes';
 import { Hatches, hatchOf } from './textures';
-import { WhatHappened } from './what-happened';
 
 interface IProps {
   readonly store: IKiwiStore;
@@ -59,9 +58,6 @@ export function Timeline(props: IProps) {
             ? trans.__('Show fewer')
             : trans._n('Show %1 more notebook', 'Show %1 more notebooks', picture.hidden)}
         </button>
-      )}
-      {picture.rows.length > 0 && (
-        <WhatHappened store={store} gpu={gpu} live={live} edge={now} zoom_s={zoom_s} />
       )}
     </section>
   );

@@ -16,23 +16,20 @@ import type { IListed } from './timeline-words';
 const LATEST = 3;
 const ALL = 40;
 
-export function WhatHappened(props: {
-  store: IKiwiStore;
-  gpu: IGpu;
-  live: boolean;
-  /** The timeline's right edge: the time of the last state if nothing is live. */
-  edge: number;
-  zoom_s: Zoom;
-}) {
-  const { store, gpu, live, edge, zoom_s } = props;
+export function WhatHappened(props: { store: IKiwiStore; gpu: IGpu; live: boolean; zoom_s: Zoom }) {
+  const { store, gpu, live, zoom_s } = props;
   const [open, setOpen] = React.useState(false);
   // Entries that go on are updated each second, however rarely the picture is drawn.
   const goesOn = live && gpu.history.some(entry => entry.ended_at === null);
   useTicking(() => (goesOn ? Math.floor(store.now()) : 0));
-  const lines = listed(gpu, goesOn ? store.now() : edge, zoom_s, ALL);
+  const edge = live ? store.now() : (store.state?.now ?? store.now());
+  const lines = listed(gpu, edge, zoom_s, ALL);
+  if (lines.length === 0) {
+    return null;
+  }
   return (
-    <div data-kiwi="what-happened">
-      <h4>{trans.__('What happened')}</h4>
+    <section className="jp-Kiwi-part" data-kiwi="what-happened">
+      <h3>{trans.__('What happened')}</h3>
       <Lines lines={lines.slice(0, LATEST)} />
       {lines.length > LATEST && (
         <details
@@ -50,7 +47,7 @@ export function WhatHappened(props: {
           </div>
         </details>
       )}
-    </div>
+    </section>
   );
 }
 

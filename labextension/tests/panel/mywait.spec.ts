@@ -21,7 +21,7 @@ describe('my wait', () => {
     );
     expect(wait).toMatchObject({ tone: 'waiting', counts: true, headline: 'Waiting' });
     expect(wait.session?.id).toBe('b');
-    expect(wait.details[0]).toBe('2nd of 2');
+    expect(wait.details[0]).toBe('2nd of 2, after another user');
   });
 
   it('is about the notebook in front, even if another own one is more pressing', () => {
@@ -75,7 +75,7 @@ describe('my wait', () => {
   it('says that a suspended cell goes on by itself', () => {
     const sessions = [session('a', { state: 'suspended' })];
     expect(myWait(gpu({ sessions, queue: [waits('a', 1, 9)] }), null).details).toContain(
-      'Suspended in mid-cell; it goes on by itself.'
+      'Suspended in mid-cell; it goes on by itself, and nothing is lost.'
     );
   });
 
