@@ -353,6 +353,31 @@ def test_what_is_not_known_in_time_is_not_foreseen(space: dict[str, Any]) -> Non
     assert (found.gpu, found.why) == (False, NO_TIME)
 
 
+PLAIN_WORK = """
+def total(pairs): return sum(second for _, second in pairs)
+rows, rest = [(1, 2.0), (3, 4.0)], [here]
+def reaches(x): return full.what
+def other_reaches(x): return total(x) + reaches(x)
+def kept(x, y=there): return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "enough"),
+    [
+        ("print(total(rows))\nrows[-1]", True),
+        ("total(rest)", False),
+        ("reaches(1)", False),
+        ("other_reaches(1)", False),
+        ("kept(1)", False),
+    ],
+)
+def test_a_glance_is_enough_for_plain_work(code: str, enough: bool, space: dict[str, Any]) -> None:
+    """Beside a GPU, too. (There is no time for more than a glance here.)"""
+    exec(PLAIN_WORK, space)
+    assert foresee(code, space, within_ns=0).why == (NOTHING if enough else NO_TIME)
+
+
 def test_a_look_keeps_nothing(space: dict[str, Any]) -> None:
     counts = sys.getrefcount(space["there"]), sys.getrefcount(space)
     foresee("x = there\nprint(there)", space)

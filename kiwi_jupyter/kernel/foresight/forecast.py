@@ -129,16 +129,41 @@ class Forecaster:
             return True
         if not words.isdisjoint(_SIGNALS):
             return False
-        return all(_stays(space[word]) for word in words if word in space)
+        found = [space[word] for word in words if word in space]
+        return all(_stays(one) or self._function_stays(one, space) for one in found)
+
+    def _function_stays(self, value: Any, space: Mapping[str, Any]) -> bool:
+        """Return whether a value is a function of the user's whose own words are enough."""
+        if type(value) is not FunctionType or value.__globals__ is not space:
+            return False
+        if value.__closure__ or value.__defaults__ or value.__kwdefaults__:
+            return False
+        names, texts = _names_in(value.__code__)
+        said = names | texts
+        if not (self.libraries.known.isdisjoint(said) and said.isdisjoint(_SIGNALS)):
+            return False
+        return all(_stays(space[name]) for name in names if name in space)
+
+
+FEW: Final = 64
+"""A list that is no longer is looked through at a glance."""
 
 
 def _stays(value: Any) -> bool:
     """Return whether a value is data, or a module of a library that stays on the CPU."""
     if is_plain(value):
         return True
+    if (type(value) is list or type(value) is tuple) and len(value) <= FEW:
+        return all(map(_is_row, value))
     if is_module(value):
         return name_of(value).partition(".")[0] in CPU_LIBRARIES
     return module_of(type(value)) == "numpy"
+
+
+def _is_row(value: Any) -> bool:
+    return is_plain(value) or (
+        type(value) is tuple and len(value) <= FEW and all(map(is_plain, value))
+    )
 
 
 _SIGNALS: Final = TO_GPU | DEVICE_WORDS | {"get_ipython", "exec", "eval"}
