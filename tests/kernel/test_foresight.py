@@ -354,6 +354,7 @@ def test_what_is_not_known_in_time_is_not_foreseen(space: dict[str, Any]) -> Non
 
 
 PLAIN_WORK = """
+import math
 def total(pairs): return sum(second for _, second in pairs)
 rows, rest = [(1, 2.0), (3, 4.0)], [here]
 def reaches(x): return full.what
@@ -365,7 +366,7 @@ def kept(x, y=there): return y
 @pytest.mark.parametrize(
     ("code", "enough"),
     [
-        ("print(total(rows))\nrows[-1]", True),
+        ("print(total(rows), math.sqrt(2))\nrows[-1]", True),
         ("total(rest)", False),
         ("reaches(1)", False),
         ("other_reaches(1)", False),

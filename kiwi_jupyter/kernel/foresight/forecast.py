@@ -9,6 +9,7 @@ import builtins
 import os
 import re
 import stat
+import sys
 import time
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -156,7 +157,8 @@ def _stays(value: Any) -> bool:
     if (type(value) is list or type(value) is tuple) and len(value) <= FEW:
         return all(map(_is_row, value))
     if is_module(value):
-        return name_of(value).partition(".")[0] in CPU_LIBRARIES
+        top = name_of(value).partition(".")[0]
+        return top in CPU_LIBRARIES or top in sys.stdlib_module_names
     return module_of(type(value)) == "numpy"
 
 
