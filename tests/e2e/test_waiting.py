@@ -119,7 +119,7 @@ def test_what_kiwi_says_in_each_state(
     loop = a.work(until=enough)
     a.wait_state("running")
     now = _status(b)
-    assert re.match(f"paged-out, {left} in the GPU, {out} MiB in", now["This notebook"]), now
+    assert re.match(f"paged out, {left} in the GPU, {out} MiB in", now["This notebook"]), now
     assert now["Has the GPU"] == "A.ipynb"
     assert re.search(rf"\b{out} MiB paged out", now["Memory"]), now
     _why(b)

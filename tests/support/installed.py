@@ -113,17 +113,18 @@ def end(process: subprocess.Popen[Any]) -> list[psutil.Process]:
 
 
 def daemons_of(directory: Path) -> list[psutil.Process]:
-    """Return all processes that have ``directory`` in their command line or environment as their
-    socket directory, and are a daemon or its supervisor."""
+    """Return all processes that have ``directory`` in their command line or options as their socket
+    directory, and are a daemon or its supervisor."""
     found = []
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
+            options = process.environ().get("KIWI_CHILD_OPTIONS", "")
             ended = process.status() == psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        here = any("daemon" in word for word in words) and str(directory) in "\0".join(words)
-        if here and not ended:
+        is_daemon = any("daemon" in word for word in words)
+        if is_daemon and str(directory) in "\0".join((*words, options)) and not ended:
             found.append(process)
     return found
 

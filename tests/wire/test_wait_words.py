@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from kiwi_core.states import AntiThrash, Notice
+from kiwi_core.units import GIB, MIB
 from kiwi_core.wire.messages import Waiting
-from kiwi_core.wire.status import SchedulerStatus
-from kiwi_core.wire.words import format_wait_s, waiting_text
+from kiwi_core.wire.status import GpuStatus, MemoryStatus, OutsideProgram, SchedulerStatus
+from kiwi_core.wire.words import format_wait_s, outside_texts, settings_text, waiting_text
 
 TABLE = Path(__file__).parents[1] / "support" / "wait_words.json"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -38,6 +39,57 @@ def test_a_wait_in_words(
 ) -> None:
     """The labextension's test reads the same table."""
     assert format_wait_s(expected, low, high, why) == text
+
+
+@pytest.mark.parametrize(("policy", "end"), [("interactive", ", policy interactive"), ("", "on")])
+def test_settings_in_words(policy: str, end: str) -> None:
+    status = SchedulerStatus(tq_s=30.0, anti_thrash=AntiThrash.ON, serialised=True, policy=policy)
+    assert settings_text(status).startswith("quantum 30 s, anti-thrash on")
+    assert settings_text(status).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("outside_mib", "named_mib", "texts"),
+    [
+        (6, [], []),
+        (600, [], ["600 MiB held by the driver, or by programs that it does not name"]),
+        (606, [600], ["600 MiB held by programs outside Kiwi"]),
+        (
+            900,
+            [600, 200],
+            [
+                "800 MiB held by programs outside Kiwi",
+                "100 MiB held by the driver, or by programs that it does not name",
+            ],
+        ),
+    ],
+)
+def test_memory_outside_kiwi_in_words(
+    outside_mib: int, named_mib: list[int], texts: list[str]
+) -> None:
+    """What can matter to nobody is not shown."""
+    gpu = GpuStatus(
+        uuid="GPU-1",
+        name="g",
+        index=0,
+        emulated=False,
+        memory=MemoryStatus(
+            total_bytes=8 * GIB,
+            free_bytes=0,
+            paged_out_bytes=0,
+            host_budget_bytes=0,
+            outside_bytes=outside_mib * MIB,
+        ),
+        scheduler=SchedulerStatus(tq_s=30.0, anti_thrash=AntiThrash.ON, serialised=True),
+        holders=[],
+        queue=[],
+        sessions=[],
+        outside=[
+            OutsideProgram(pid=8, owner="ann", name="x", used_bytes=size * MIB)
+            for size in named_mib
+        ],
+    )
+    assert outside_texts(gpu) == texts
 
 
 def waiting(**fields: object) -> Waiting:

@@ -7,7 +7,9 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { Widget } from '@lumino/widgets';
 
-import { IKiwi } from './token';
+import { trans } from '../model/translation';
+
+import { CommandIds, IKiwi } from './token';
 
 /** Prefix of the kernel's comm ids of waiting lines (kiwi_jupyter/kernel/display.py). */
 const WAIT_ID = 'kiwi-wait-';
@@ -54,13 +56,14 @@ export const waitLine: JupyterFrontEndPlugin<void> = {
   description: 'Shows below a cell that it waits for the GPU.',
   autoStart: true,
   requires: [IKiwi],
-  activate: (_: JupyterFrontEnd, kiwi: IKiwi): void => {
+  activate: (app: JupyterFrontEnd, kiwi: IKiwi): void => {
+    const explain = () => void app.commands.execute(CommandIds.openPanel);
     const lines = new WeakMap<Kernel.IKernelConnection, WaitLines>();
     const follow = (widget: Widget, kernel: Kernel.IKernelConnection) => {
       if (lines.has(kernel)) {
         return;
       }
-      const drawn = new WaitLines(() => cellsOf(widget));
+      const drawn = new WaitLines(() => cellsOf(widget), explain);
       lines.set(kernel, drawn);
       kernel.anyMessage.connect((_, { msg }) => {
         const wait = readWait(msg);
@@ -107,7 +110,11 @@ export function readWait(message: KernelMessage.IMessage): IWait | null {
 
 /** The lines in one notebook or console. */
 export class WaitLines {
-  constructor(private readonly _cells: () => readonly ICell[]) {}
+  /** `explain` shows the sidebar, which says more. */
+  constructor(
+    private readonly _cells: () => readonly ICell[],
+    private readonly _explain?: () => void
+  ) {}
 
   show(wait: IWait): void {
     if (wait.html === '') {
@@ -124,6 +131,9 @@ export class WaitLines {
       const host = document.createElement('div');
       host.className = CLASS;
       host.append(renderer.node);
+      if (this._explain !== undefined) {
+        host.append(whyButton(this._explain));
+      }
       (area.node.parentElement ?? area.node).after(host);
       line = { host, renderer };
       this._drawn.set(wait.id, line);
@@ -160,6 +170,17 @@ export class WaitLines {
   }
 
   private readonly _drawn = new Map<string, { host: HTMLElement; renderer: Renderer }>();
+}
+
+function whyButton(explain: () => void): HTMLElement {
+  const button = document.createElement('button');
+  button.type = 'button';
+  button.className = 'jp-Kiwi-button';
+  button.dataset.kiwi = 'why-wait';
+  button.textContent = trans.__('Why?');
+  button.title = trans.__('Shows who has the GPU and who waits, in the sidebar.');
+  button.addEventListener('click', explain);
+  return button;
 }
 
 /** Returns the models of the widgets in the outputs of a cell. */

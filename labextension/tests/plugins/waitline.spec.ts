@@ -1,5 +1,5 @@
 import type { KernelMessage } from '@jupyterlab/services';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 
 import type { ICell } from '../../src/plugins/waitline';
 import { WaitLines, readWait } from '../../src/plugins/waitline';
@@ -88,6 +88,19 @@ describe('the waiting line', () => {
         content: { comm_id: 'kiwi-wait-2', data: { cell: null, widget: 'w1', html: '1st' } }
       } as unknown as KernelMessage.IMessage)?.widget
     ).toBe('w1');
+  });
+
+  it('leads to the sidebar, which says why', () => {
+    const cells = [cell('c1')];
+    const explain = vi.fn();
+    const lines = new WaitLines(() => cells, explain);
+    lines.show({ id: 'a', cell: 'c1', widget: null, html: '1st' });
+    const button = cells[0]?.node.querySelector('button');
+    expect(button?.textContent).toBe('Why?');
+    button?.click();
+    expect(explain).toHaveBeenCalledOnce();
+    lines.clear();
+    expect(cells[0]?.node.querySelector('button')).toBeNull();
   });
 
   it('disappears with its kernel, and needs no cell', () => {
