@@ -156,10 +156,10 @@ class ExpectedSessions:
 
     def _lapse(self) -> None:
         now_ns = clock.now_ns()
+        # One server announces all its kernels: each process is looked at once.
+        named = {program.process for program in self._programs.values()} - {None}
+        ended = {process for process in named if process and not processes.alive(process)}
         for who, program in list(self._programs.items()):
-            if program.process is not None and not processes.alive(program.process):
-                over = True
-            else:
-                over = program.until_ns <= now_ns and not program.runs
-            if over:
+            over = program.until_ns <= now_ns and not program.runs
+            if over or program.process in ended:
                 self.joined(*who)
