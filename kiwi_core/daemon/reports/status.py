@@ -27,14 +27,14 @@ from kiwi_core.wire.framing import encode
 from kiwi_core.wire.words import keeps_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from kiwi_core.daemon.base.peers import Peer, Rights
     from kiwi_core.daemon.engine.gauges import GaugeReader, RamGauge
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.links.self_proof import SelfProof
-    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
+    from kiwi_core.daemon.roster.registry import Known, SessionRecord, SessionRegistry
     from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
@@ -215,11 +215,11 @@ class Reporter:
         status of the same ``now_ns`` has the same figures."""
         holders, queue = self._scheduler.queue(now_ns)
         kept = self._scheduler.place_kept(now_ns)
-        shown = self._registry.shown_names() if queue else {}
+        naming = self._registry.naming() if queue else None
         for entry in queue:
             record = self._registry.get(entry.session)
             if record is not None and record.connection is not None:
-                names, keeps = self._names(record.connection.peer, shown), ""
+                names, keeps = self._names(record.connection.peer, naming), ""
                 if kept is not None and entry.position == 1:
                     keeps = f"{names(kept[0])} {keeps_text(ns_to_seconds(kept[1]))}"
                 yield record, self._word(record, _listed(map(names, holders)), entry, keeps)
@@ -246,14 +246,16 @@ class Reporter:
 
     # --- names ----------------------------------------------------------------------------------
 
-    def _names(self, reader: Peer, shown: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    def _names(
+        self, reader: Peer, naming: Callable[[Known], str] | None = None
+    ) -> Callable[[str], str]:
         """Return what gives the name of a session, there or departed, that ``reader`` sees."""
-        shown = self._registry.shown_names() if shown is None else shown
+        shown = naming or self._registry.naming()
 
         def name(session: str) -> str:
             known = self._registry.known(session)
             visible = known is not None and self._rights.may_see(reader, known.identity)
-            return shown[session] if visible else ANOTHER_USER
+            return shown(known) if known is not None and visible else ANOTHER_USER
 
         return name
 

@@ -195,18 +195,19 @@ class SessionRegistry:
             return self._departed.get(SessionId(session))
         return Known.of(record)
 
-    def shown_names(self) -> dict[str, str]:
-        """Return the name of each session that is known, by id, as its user reads it: with as
-        much of its folder as tells it from another one of the same name."""
-        found = [(id_, Known.of(record)) for id_, record in self._by_id.items()]
-        found += self._departed.items()
-        folders: dict[tuple[Owner, str], set[str]] = {}
-        for _, known in found:
-            folders.setdefault((known.identity, known.name), set()).add(known.folder)
-        return {
-            id_: _told_apart(known.name, known.folder, folders[known.identity, known.name])
-            for id_, known in found
-        }
+    def naming(self) -> Callable[[Known], str]:
+        """Return what gives a session's name as its user reads it now: with as much of its folder
+        as tells it from another one of the same name that is there."""
+        folders: dict[tuple[int, str, str], set[str]] = {}
+        for record in self._by_id.values():
+            key = (record.uid, record.container, record.name)
+            folders.setdefault(key, set()).add(record.folder)
+
+        def shown(known: Known) -> str:
+            others = folders.get((known.uid, known.container, known.name), ())
+            return _told_apart(known.name, known.folder, others)
+
+        return shown
 
     def of_process(self, ref: ProcessRef) -> SessionRecord | None:
         return self._by_ref.get(ref)
