@@ -357,12 +357,13 @@ class CellHook:
         """Let a call show its wait that code makes which is not a cell: the callback of a widget.
         Its line is below the widget."""
         with self._lock:
-            if self._bystander is None and not self._running:
+            alone = self._bystander is None and not self._running
+            if alone:
                 self._bystander = contextvars.copy_context()
         try:
             yield
         finally:
-            if not cells_on_stack(1):
+            if alone:  # otherwise the line is that of a cell
                 self._end_line_below()
 
     def line_here(self) -> CellWaitLine:

@@ -7,6 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
 from kiwi_core.environments import loads_kiwi
 from kiwi_jupyter.server_ext.model import BareKernel
 
@@ -42,7 +44,7 @@ class BareKernels:
         there = {}
         for id_ in self._kernels.list_kernel_ids():
             manager = self._kernels.get_kernel(id_)
-            key = (id_, getattr(manager.provisioner, "pid", None))
+            key = (id_, getattr(_provisioner(manager), "pid", None))
             there[key] = self._looked[key] if key in self._looked else _look(manager)
         self._looked = there
         found = {id_: bare for (id_, _), bare in there.items() if bare is not None}
@@ -54,14 +56,21 @@ class BareKernels:
 
 def _look(manager: Any) -> BareKernel | None:
     """Return what is to be said of a kernel; ``None`` if it has Kiwi, or if that is unknown."""
+    provisioner = _provisioner(manager)
+    if not isinstance(provisioner, LocalProvisioner):
+        return None  # on another machine, perhaps: its files are not here
     spec = manager.kernel_spec
     python = _interpreter(spec.argv[0]) if spec is not None and spec.argv else ""
     is_python = spec is not None and spec.language.lower() == "python"
     if not python or (is_python and loads_kiwi(python) is not False):
         return None
-    gated = bool(getattr(manager.provisioner, "has_gate", False))
+    gated = bool(getattr(provisioner, "has_gate", False))
     remedy = _INSTALL.format(python=python) if is_python else _NO_PYTHON
     return BareKernel(takes_part=gated, text=f"{_GATED if gated else _FREE} {remedy}")
+
+
+def _provisioner(manager: Any) -> object:
+    return getattr(manager, "provisioner", None)
 
 
 def _interpreter(word: str) -> str:

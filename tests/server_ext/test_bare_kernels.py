@@ -6,11 +6,13 @@ import json
 import os
 import sys
 import sysconfig
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kiwi_core.environments import CONFIG_NAME, EXTENSION, loads_kiwi
+from kiwi_jupyter.server_ext.bare_kernels import BareKernels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +53,15 @@ def test_half_an_installation_loads_nothing(elsewhere: Path, lacks: dict[str, An
 def test_what_cannot_be_told_is_not_claimed(tmp_path: Path) -> None:
     assert loads_kiwi("python3") is None
     assert loads_kiwi(str(tmp_path / "gone/bin/python")) is None
+
+
+@pytest.mark.parametrize("manager", [SimpleNamespace(provisioner=None), SimpleNamespace()])
+def test_kernels_of_other_machines_are_not_judged(manager: Any) -> None:
+    """A gateway's kernel manager has no provisioner, and its kernelspecs are elsewhere."""
+    kernels = SimpleNamespace(list_kernel_ids=lambda: ["k"], get_kernel=lambda _id: manager)
+    bare = BareKernels(kernels)
+    assert not bare.refresh()
+    assert bare.found == {}
 
 
 async def test_the_user_of_such_a_kernel_is_told(
