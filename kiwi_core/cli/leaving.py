@@ -45,7 +45,8 @@ def leaving_on_signals() -> Iterator[None]:
     """Raise ``Terminated`` at SIGTERM and SIGHUP. A second signal does not cut short the clean-up
     after the first, but raises again if some code swallowed the first exception: Python itself does
     so in callbacks of weak references, of which each import has one. So the signal is repeated
-    until the block ends. An ignored signal (nohup) stays ignored. Main thread only."""
+    until the block ends, and Python does not report what it swallowed. An ignored signal (nohup)
+    stays ignored. Main thread only."""
     left, got = threading.Event(), threading.Event()
     asked: list[int] = []
 
@@ -60,11 +61,16 @@ def leaving_on_signals() -> Iterator[None]:
         while not left.wait(_REPEAT_S):
             os.kill(os.getpid(), asked[-1])
 
+    def report(swallowed: sys.UnraisableHookArgs) -> None:
+        if not isinstance(swallowed.exc_value, Terminated):
+            hook_before(swallowed)
+
     numbers = [
         number
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
+    hook_before, sys.unraisablehook = sys.unraisablehook, report
     before = {number: signal.signal(number, leave) for number in numbers}
     repeater = threading.Thread(target=repeat, name="kiwi-leaving", daemon=True)
     repeater.start()
@@ -76,6 +82,7 @@ def leaving_on_signals() -> Iterator[None]:
         repeater.join()
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = hook_before
 
 
 def _is_leaving() -> bool:

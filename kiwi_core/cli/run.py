@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from kiwi_core import config, preallocation, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
-from kiwi_core.cli.leaving import Terminated
+from kiwi_core.cli.leaving import Terminated, leaving_on_signals
 from kiwi_core.cli.wait_line import TerminalWaitLine
 from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 from kiwi_core.errors import KiwiError, PeerError, SilentDaemonError, is_full
@@ -28,7 +28,6 @@ from kiwi_core.states import MovedBy, Notice
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import FrameType
 
     from kiwi_core.client import Client
     from kiwi_core.wire.messages import UserNotice, Welcome
@@ -145,18 +144,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
-    _leave_on_signals()
-    library, lacking = find_library()
     pager = args.pager or config.pager_of(os.environ)
     try:
-        client = _connect(args, args.name or " ".join(command)[:80], str(lacking or ""))
-        if lacking is not None:
-            warn(f"{lacking.message} {NO_GATE}", lacking.remedy)
-        try:
-            welcome = _wait_for_gpu(client)
-        except BaseException:
-            client.close()
-            raise
+        with leaving_on_signals():  # Ctrl-C frees the place in the queue by itself
+            library, lacking = find_library()
+            client = _connect(args, args.name or " ".join(command)[:80], str(lacking or ""))
+            if lacking is not None:
+                warn(f"{lacking.message} {NO_GATE}", lacking.remedy)
+            try:
+                welcome = _wait_for_gpu(client)
+            except BaseException:
+                client.close()
+                raise
     except KiwiError as error:
         if args.require:
             raise
@@ -225,17 +224,6 @@ class LinkWatch:
         with self._deciding:
             if not self._over.is_set():
                 self._client.end_burst(lingering=True)
-
-
-def _leave_on_signals() -> None:
-    """Make SIGTERM and SIGHUP free the place in the queue; Python does so for Ctrl-C already."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise Terminated(number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
 
 
 def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:

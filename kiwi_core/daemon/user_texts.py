@@ -200,13 +200,12 @@ def unguarded(record: SessionRecord | None) -> str:
     follows = "It is never stopped in the middle of its work, so others wait until that is done."
     if record is None:
         return f"A program of it uses the GPU without Kiwi's gate. {follows}"
+    if record.ungated and (not record.bare or record.ref in record.bare):
+        return f"{record.ungated} {follows}"  # its children lack the gate for the same reason
     if not record.bare:
-        why = record.ungated or "A process of it uses the GPU without Kiwi's gate."
-        return f"{why} {follows}"
+        return f"A process of it uses the GPU without Kiwi's gate. {follows}"
     pids = ", ".join(str(ref.pid) for ref in sorted(record.bare, key=lambda ref: ref.pid))
     which = f"process {pids}" if len(record.bare) == 1 else f"processes {pids}"
-    if record.ungated and {ref.pid for ref in record.bare} == {record.ref.pid}:
-        return f"{record.ungated} {follows}"
     return (
         f"Without Kiwi's gate, the GPU is used by {which}: started with an environment that lacks "
         f"Kiwi's LD_PRELOAD, linked statically, or by a driver that was loaded before Kiwi. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -49,6 +50,24 @@ def test_one_signal_is_enough_though_it_was_swallowed() -> None:
     with pytest.raises(Terminated) as caught, leaving_on_signals():
         work()
     assert caught.value.number == signal.SIGTERM
+
+
+def test_what_python_swallowed_is_not_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is no fault: the signal comes again."""
+
+    class Module:
+        pass
+
+    def work() -> None:
+        module = Module()
+        watch = weakref.ref(module, lambda _gone: told())
+        del module
+        signal.pause()
+        raise AssertionError(f"the repeated signal did not raise: {watch}")
+
+    with pytest.raises(Terminated), leaving_on_signals():
+        work()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_second_signal_counts_where_the_first_was_swallowed() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kiwi_core.daemon import user_texts
+from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.gpu.ownable import OwnershipObjection
+from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.proofs import Proof
 from kiwi_core.states import GateOnly, Notice, Reason
+from kiwi_core.units import SessionId
 
 NEEDS_NO_REMEDY = {
     Notice.SUSPENDED,
@@ -45,6 +48,17 @@ def test_what_to_do_about_memory_that_does_not_come_back_depends_on_why(
 ) -> None:
     _, remedy = user_texts.sentence(Notice.PAGE_IN_REFUSED, f"{reason.value}: x")
     assert word in remedy
+
+
+def test_status_says_why_there_is_no_gate_in_the_words_of_the_kernel() -> None:
+    """What the kernel has started lacks the gate for the same reason."""
+    kernel, child = ProcessRef(10, 1), ProcessRef(11, 2)
+    record = SessionRecord(SessionId("1"), kernel, 0, ungated="It is being compiled.")
+    for bare in ({kernel}, {kernel, child}, set()):
+        record.bare = frozenset(bare)
+        assert user_texts.unguarded(record).startswith("It is being compiled. ")
+    record.bare = frozenset({child})
+    assert "by process 11: started with an environment" in user_texts.unguarded(record)
 
 
 UNASKED = (GateOnly.NOT_ASKED, GateOnly.UNPROVEN, GateOnly.PROOF_FAILED)

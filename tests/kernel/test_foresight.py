@@ -17,11 +17,14 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from kiwi_jupyter.kernel.foresight import Forecaster, Foreseen, Libraries
-from kiwi_jupyter.kernel.foresight.forecast import NO_TIME, NOTHING
+from kiwi_jupyter.kernel.foresight.forecast import NO_TIME, NOTHING, WITHIN_NS
 from kiwi_jupyter.kernel.foresight.plain import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+LONG_NS = 10**11
+"""So that a busy machine changes no forecast of a test."""
 
 TORCH = """
 class Tensor:
@@ -110,10 +113,17 @@ def space(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def foresee(code: str, space: dict[str, Any], **options: Any) -> Foreseen:
+def foresee(
+    code: str,
+    space: dict[str, Any],
+    *,
+    within_ns: int = LONG_NS,
+    libraries: Libraries | None = None,
+) -> Foreseen:
     transform = TransformerManager().transform_cell
     text = transform(code)
-    return Forecaster(transform=transform, **options).foresee(ast.parse(text), space, text)
+    forecaster = Forecaster(libraries, transform=transform, within_ns=within_ns)
+    return forecaster.foresee(ast.parse(text), space, text)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +311,7 @@ class Raises:
 def test_no_object_breaks_a_forecast(make: Callable[[], Any], space: dict[str, Any]) -> None:
     space["value"] = make()
     for code in ("value", "value.x", "value(1)", "print(value)"):
-        assert not foresee(code, space).gpu
+        assert not foresee(code, space, within_ns=WITHIN_NS).gpu
 
 
 class Meta(type):
@@ -345,7 +355,7 @@ def test_nothing_of_the_users_runs(make: Callable[[], Any], space: dict[str, Any
     ids=["nested-calls", "long-sum", "long-cell"],
 )
 def test_no_cell_breaks_a_forecast(code: str, space: dict[str, Any]) -> None:
-    assert not foresee(code, space).gpu
+    assert not foresee(code, space, within_ns=WITHIN_NS).gpu
 
 
 def test_what_is_not_known_in_time_is_not_foreseen(space: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from simulated_world import (
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Notice, Reason
-from kiwi_core.units import NS_PER_S
+from kiwi_core.units import NS_PER_S, SessionId
 
 COPIES = (act.PageOut, act.PageIn, act.BringResidueBack)
 
@@ -51,6 +51,7 @@ class Driver:
             verdict = "cramped"
         flight = Flight(action, verdict)
         moved = proc.device_bytes + proc.host_bytes
+        proc.beside = self._refusing()
         if isinstance(action, act.PageIn):
             self._verify_room(proc, action)
             self.counts.page_ins += 1
@@ -205,6 +206,11 @@ class Driver:
         )
         capacity = TOTAL_BYTES - self.seen_outside_bytes
         assert known + action.need_bytes <= capacity, "a page-in without reserved room"
+
+    def _refusing(self) -> set[SessionId]:
+        """Return whom others need not wait for, because it cannot be stopped at its turn's end."""
+        runners = self.scheduler._st.runners.values()
+        return {s.id for s in runners if s.backoff_until_ns > self.now_ns and not s.draining}
 
     def _overdue(self, flight: Flight) -> None:
         if not flight.done:

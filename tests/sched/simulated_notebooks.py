@@ -123,6 +123,8 @@ class Notebooks:
         assert not proc.stopped or proc.id in self.holders, f"{proc.id} was granted but is stopped"
         assert action.burst == proc.burst
         others = {id_ for id_ in self.holders if id_ != proc.id and not self._excused(id_)}
+        others -= proc.beside | self._refusing()
+        proc.beside.clear()
         unheld = action.cause == CANNOT_BE_HELD and not proc.guarded
         goes_on = proc.id in self.holders
         assert not proc.kept_out or unheld or goes_on, f"{proc.id} was granted but is kept out"

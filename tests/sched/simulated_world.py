@@ -192,6 +192,8 @@ class Proc:
     """Its job has too little RAM: page-outs are refused."""
     cramped_since_ns: int | None = None
     """Since when all its page-outs were refused for that; ``None``: the last one was not."""
+    beside: set[SessionId] = field(default_factory=set)
+    """Who was refusing to be stopped when its last operation began."""
     ended: bool = False
     spared: bool = False
     kept_out: bool = False

@@ -18,7 +18,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.rules.unguarded_and_stopped import CANNOT_BE_HELD
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, Priority, Reason, Residency
+from kiwi_core.states import AntiThrash, Notice, Priority, Reason, Residency
 from kiwi_core.units import GIB, NS_PER_S
 
 TOTAL = 10 * GIB
@@ -132,12 +132,12 @@ class Machine(RuleBasedStateMachine):
         assert unheld or session in self.holders or not self.who_keeps_out(session)
         serialised = self.scheduler.view(self.now_ns).serialised
         if serialised and session not in self.holders and not unheld:
-            stuck = {
+            unstoppable = {
                 s.id
                 for s in self.scheduler.view(self.now_ns).sessions
-                if s.problem is not None and s.problem.value == "stuck"
+                if s.problem in (Notice.STUCK, Notice.PAGE_OUT_REFUSED)
             }
-            assert self.holders - stuck <= set(), "two holders while serialised"
+            assert self.holders - unstoppable <= set(), "two holders while serialised"
         self.holders.add(session)
         self.granted_ns[session] = self.now_ns
         self.granted_burst[session] = action.burst

@@ -66,6 +66,7 @@ async def run_all(server: Lab, path: str) -> str:
     file = f"{server.env['JUPYTER_RUNTIME_DIR']}/kernel-{session['kernel']['id']}.json"
     client = AsyncKernelClient(connection_file=file)
     client.load_connection_file()
+    client.hb_channel.time_to_dead = PATIENCE_S  # a kernel on a busy machine is not a dead one
     client.start_channels()
     said = []
     try:

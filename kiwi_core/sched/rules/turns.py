@@ -186,14 +186,15 @@ def _comes_for_nobody(session: Session) -> bool:
 
 
 def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
-    """Suspend the runners that have used up their quantum. ``others`` is the number of sessions in
-    the way: if it exceeds the runners, one of them is being suspended or comes in already."""
+    """Suspend the runners that have used up their quantum, or bring ``waiter`` in beside them if
+    none of them can be suspended. ``others`` is the number of sessions in the way: if it exceeds
+    the runners, one of them is being suspended or comes in already."""
     if not st.protects or others > len(st.runners):
         _unblock(st, waiter)
         return WAIT
     hindrance: tuple[Notice, str] | None = None
-    runners = st.runners.values()
-    for runner in sorted(runners, key=_granted_ns) if len(runners) > 1 else tuple(runners):
+    runners = tuple(st.runners.values())
+    for runner in sorted(runners, key=_granted_ns) if len(runners) > 1 else runners:
         turn_ends_at_ns = st.policy.turn_ends_at_ns(st, runner, waiter)
         if turn_ends_at_ns > st.now_ns:
             st.wake_at(turn_ends_at_ns)
@@ -202,6 +203,10 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
         if not st.serialised and runner.turn_ending:
             break  # one may be enough: see what room that gives before suspending another
     if hindrance is not None:
+        if all(_refuses(st, runner) for runner in runners):
+            state, _ = room.make_room(st, waiter, alone=False)
+            if state is READY:
+                return _bring_in(st, waiter)
         _block(st, waiter, *hindrance)
         return GO_ON
     # The policy is asked only once, at the end of the pass. Asking for each of a hundred waiters
@@ -211,6 +216,13 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     if waiter.blocked is not None:
         _unblock(st, waiter)
     return WAIT
+
+
+def _refuses(st: State, runner: Session) -> bool:
+    """Return whether the driver has just refused to stop ``runner``, for another reason than that
+    work in the GPU must end first. Nobody knows for how long: who fits beside it need not wait for
+    that."""
+    return runner.backoff_until_ns > st.now_ns and not runner.draining
 
 
 def _unblock(st: State, waiter: Session) -> None:
