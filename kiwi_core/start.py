@@ -10,6 +10,18 @@ import sys
 HERE = os.path.dirname(os.path.realpath(__file__))
 
 
+def name_process(words: list[str]) -> None:
+    """Let `top`, `pgrep` and `ps -o comm` show `kiwi-daemon` and `kiwi-movers`, not `python`."""
+    package, _, module = words[0].rpartition(".")
+    if package.partition(".")[0] == "kiwi_core":
+        name = words[1] if module == "cli" else module
+        try:
+            with open("/proc/self/comm", "w") as comm:
+                comm.write(f"kiwi-{name}")
+        except OSError:  # without /proc nothing shows it either
+            pass
+
+
 def main() -> None:
     # Python has put this directory first: its modules (errors, config …) would shadow others'.
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != HERE]
@@ -28,6 +40,7 @@ def main() -> None:
         exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv[:] = sys.argv[1:]
+        name_process(sys.argv)
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
