@@ -25,6 +25,7 @@ from kiwi_core.pager.api import Pager
 from kiwi_core.sched.model.policy import Policy
 from kiwi_core.states import Notice, Reason, SessionState
 from kiwi_core.terms import STATES
+from kiwi_core.wire.words import format_wait_s
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.magics import HELP
 from kiwi_jupyter.server_ext.app import KiwiServerApp
@@ -237,6 +238,13 @@ def test_words_of_the_sidebar_are_the_codes_own() -> None:
             text = part.strip(" ,.")
             term = text[:1].lower() + text[1:]  # asTitle() gives a term its capital letter
             assert {text in sources, term in sources} != {False}, f"nowhere on the screen: {words}"
+
+
+def test_every_form_of_a_wait_is_explained() -> None:
+    page = (DOCS / "jupyterlab.md").read_text()
+    forms = [format_wait_s(12), format_wait_s(15, 10, 25), format_wait_s(5, 0, 7), format_wait_s(0)]
+    assert len(set(forms)) == 4
+    assert [form for form in forms if f"**{form}**" not in page] == []
 
 
 def test_every_state_on_the_screen_is_explained() -> None:
