@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from answering import turn
 
 from kiwi_core import emulator
 from kiwi_core.units import MIB
@@ -54,6 +55,7 @@ def test_two_that_fit_run_side_by_side_by_their_libraries_counts(
     daemon: Daemon, program: Program
 ) -> None:
     one, other = program(daemon, 60), program(daemon, 60)
+    turn(one)  # it went out if the other was read before its library had connected
     for each in (one, other):
         daemon.wait_for(lambda _, each=each: 60 <= in_gpu_mib(daemon, each) < 90, "known")
     for each in (one, other):

@@ -48,8 +48,13 @@ class World:
     def movers(self, least: int = 2, most: int = 8, **environment: str) -> MoverPool:
         made = MoverPool(least, most, self.environment | environment)
         self.loop.loop.call_soon_threadsafe(made.start)
-        self._closing.append(lambda: self.loop.run(made.close()))
+        self._closing.append(lambda: self._close_movers(made))
         return made
+
+    def _close_movers(self, movers: MoverPool) -> None:
+        self.loop.run(movers.close())
+        # The pool leaves those to the system that take longer to end, as on a busy machine.
+        wait_until(lambda: all(one.exited for one in movers._movers), "all workers have ended")
 
     def program(self) -> CudaProgram:
         one = CudaProgram(self.environment, MIB)

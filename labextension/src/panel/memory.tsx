@@ -91,7 +91,7 @@ function Bar(props: { bar: IBar; scope: string }) {
               <CutName name={segment.label} />
             </span>
             {segment.mine && bar.columns.length === 0 && (
-              <span className="jp-Kiwi-yours">{trans.__('you')}</span>
+              <span className="jp-Kiwi-yours">{trans.__('yours')}</span>
             )}
             <span className="jp-Kiwi-amount">{formatBytes(segment.bytes)}</span>
             {bar.columns.length > 0 && <span className="jp-Kiwi-beside">{segment.beside}</span>}

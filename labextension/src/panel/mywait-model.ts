@@ -78,7 +78,7 @@ export function noNews(last: IMyWait): IMyWait {
   const known = trans.__('Last known: %1.', last.headline.toLowerCase());
   // "A cell starts at once" would be a promise; a place in the queue and a problem are not.
   const keeps = last.counts || last.tone === 'wrong' || last.tone === 'out';
-  return makeWait('busy', last.session, trans.__('No news'), [
+  return makeWait('busy', last.session, trans.__('Not up to date'), [
     known,
     ...(keeps ? last.details : [])
   ]);
@@ -183,7 +183,8 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
   switch (session.state) {
     case 'paged-out':
       return makeWait('out', session, asTitle(stateWord(session.state)), [
-        trans.__('Its %1 are in system RAM and come back when you run a cell.', size)
+        trans.__('Its %1 are in system RAM and come back when you run a cell.', size),
+        ...(isInUse(gpu) ? open(gpu, session).details : [])
       ]);
     case 'paging-out':
       return makeWait('moving', session, asTitle(stateWord(session.state)), [
@@ -207,14 +208,21 @@ function withoutSession(gpu: IGpu): IMyWait {
   return { ...wait, details: [...wait.details, who] };
 }
 
+/** Returns whether somebody has the GPU or waits for it. */
+function isInUse(gpu: IGpu): boolean {
+  return gpu.holders.length > 0 || inLine(gpu) > 0;
+}
+
 /** Returns whether a cell of the reader would start now. */
 function open(gpu: IGpu, session: ISession | null): IMyWait {
-  if (gpu.holders.length === 0 && inLine(gpu) === 0) {
+  if (!isInUse(gpu)) {
     return makeWait('free', session, trans.__('Free'), [trans.__('A cell starts at once.')]);
   }
   return gpu.scheduler.serialised
-    ? makeWait('busy', session, trans.__('Busy'), [trans.__('A cell waits for its turn.')])
+    ? makeWait('busy', session, trans.__('Busy'), [
+        trans.__('A cell that you run now waits for its turn.')
+      ])
     : makeWait('busy', session, trans.__('In use'), [
-        trans.__('A cell starts beside the others if it fits.')
+        trans.__('A cell that you run now starts beside the others if it fits.')
       ]);
 }

@@ -72,10 +72,14 @@ function Large(props: Pick<IPart, 'store' | 'gpu'> & { wait: IMyWait }) {
   const { store, gpu, wait } = props;
   const entry = queueEntryOf(gpu, wait.session?.id ?? '');
   if (wait.counts && entry !== undefined) {
+    const known = store.expected(entry.session) !== undefined;
     return (
-      <div className="jp-Kiwi-wait-large" data-kiwi="countdown">
-        <Countdown store={store} entry={entry} unknown={wait.headline} large />
-      </div>
+      <>
+        {known && <div className="jp-Kiwi-wait-state">{wait.headline}</div>}
+        <div className="jp-Kiwi-wait-large" data-kiwi="countdown">
+          <Countdown store={store} entry={entry} unknown={wait.headline} large />
+        </div>
+      </>
     );
   }
   return (

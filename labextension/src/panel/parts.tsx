@@ -47,10 +47,10 @@ export function SessionName(props: { session: ISession | undefined; actions: IKi
   );
 }
 
-/** Marks a session as the reader's own, if there are others'. */
+/** Marks a session as the reader's own, if there are others'. "you" would read as "has the GPU". */
 export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
   return props.session?.mine === true && marksOwn(props.gpu) ? (
-    <span className="jp-Kiwi-yours">{trans.__('you')}</span>
+    <span className="jp-Kiwi-yours">{trans.__('yours')}</span>
   ) : null;
 }
 

@@ -35,7 +35,7 @@ export function Line(props: IPart) {
       </h3>
       <Holders {...props} />
       <Queue {...props} />
-      {gpu.queue.length > 0 && (
+      {gpu.holders.length + gpu.queue.length > 1 && (
         <p className="jp-Kiwi-quiet" data-kiwi="why" data-serialised={gpu.scheduler.serialised}>
           {asTitle(sharingText(gpu.scheduler))}.
         </p>

@@ -44,7 +44,7 @@ describe('my wait', () => {
     const sessions = [session('x', { mine: false, state: 'running' })];
     const wait = myWait(gpu({ sessions, holders: ['x'], scheduler: busy }), null);
     expect(wait).toMatchObject({ session: null, headline: 'Busy', tone: 'busy' });
-    expect(wait.details[0]).toBe('A cell waits for its turn.');
+    expect(wait.details[0]).toBe('A cell that you run now waits for its turn.');
   });
 
   it('says of a kernel whose environment has no Kiwi what that means', () => {
@@ -134,7 +134,7 @@ describe('my wait', () => {
   it('promises nothing if it shows the last known state', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const wait = noNews(myWait(gpu({ sessions: [a], holders: ['a'] }), null));
-    expect(wait).toMatchObject({ headline: 'No news', counts: false, holds: false });
+    expect(wait).toMatchObject({ headline: 'Not up to date', counts: false, holds: false });
     expect(wait.details).toEqual(['Last known: yours.']);
     expect(noNews(myWait(gpu(), null)).details).toEqual(['Last known: free.']);
     const waiting = gpu({

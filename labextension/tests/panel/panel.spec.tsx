@@ -135,12 +135,12 @@ describe('the panel', () => {
     const away = waiting().gpus.map(each => ({ ...each, reachable: false }));
     const store = new StillStore(state(away), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
-    expect(hook('my-wait').textContent).toContain('No news');
+    expect(hook('my-wait').textContent).toContain('Not up to date');
     expect(hook('problem').textContent).toContain('comes back by itself');
     expect(hooks('retry')).toHaveLength(0);
     expect(hooks('tq')).toHaveLength(0);
     act(() => store.become({ state: waiting(), connection: 'lost' }));
-    expect(hook('my-wait').textContent).toContain('No news');
+    expect(hook('my-wait').textContent).toContain('Not up to date');
     expect(hook('problem').textContent).toContain('was lost');
     act(() => store.become({ connection: 'live' }));
     expect(hook('countdown').textContent).toBe('about 62 s');
