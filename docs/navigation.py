@@ -24,7 +24,6 @@ INDEX_PAGES: Final = (
     "docs/admins",
     "docs/contributors",
     "docs/internals",
-    "docs/adr/README",
 )
 
 _ROW: Final = re.compile(r"^\| \[[^\]]+\]\(([^)#\s]+)\.md\)", re.MULTILINE)

@@ -4,7 +4,7 @@ A kernel sends the line as ``comm_msg`` messages of a comm that nobody has opene
 outputs, so nothing that saves outputs can keep them: whoever runs the cell (a browser, a server, a
 script, an agent) ignores a comm that it does not know. Kiwi's JupyterLab extension draws the line
 below the cell. A kernel never guesses who listens. In IPython's terminal, without a kernel, it is
-one line on stderr. ``docs/adr/0052-the-wait-is-no-output.md`` has the reasons.
+one line on stderr. ``docs/internals/kernel.md`` has the reasons.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests that the code has one vocabulary for where memory is (ADR 87), and one meaning per class
+"""Tests that the code has one vocabulary for where memory is, and one meaning per class
 name."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 /**
  * Draws the waiting line below the cell that waits. It is no output of the cell: it is in no model,
- * so it is not saved with the notebook. See docs/adr/0052-the-wait-is-no-output.md.
+ * so it is not saved with the notebook. See docs/internals/kernel.md.
  */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
