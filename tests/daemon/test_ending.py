@@ -143,6 +143,8 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
         preexec_fn=die_with_the_test,
     )  # fmt: skip
     wait_until(computed.exists, "it computes")
+    # Nobody asks the driver about a stopped program: its memory must be known before.
+    daemon.wait_for(lambda _: _holds_mib(daemon, run.pid) >= 100, "its memory is known")
     [child] = psutil.Process(run.pid).children()
     with limited(child.pid, 50 * MIB), watching(daemon) as watch:
         if stopped:
@@ -167,6 +169,11 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
     overs = [" past its turn. ", *([", and its process is stopped. "] if stopped else [])]
     causes = tuple(f"others have waited 4 s for its GPU memory{over}" for over in overs)
     assert order.cause.startswith(causes)
+
+
+def _holds_mib(daemon: Daemon, pid: int) -> int:
+    session = daemon.session(pid)
+    return session.resident_bytes // MIB if session else 0
 
 
 def _actions(daemon: Daemon, kind: type[Any]) -> list[tuple[int, Any]]:
