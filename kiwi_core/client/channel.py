@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 _numbers_of: dict[str, BurstNumbers] = {}
-"""By socket. A daemon knows processes, not clients: a process's next client counts on from here."""
+"""Burst numbers by socket. A daemon knows processes, not clients: a process's next client counts on
+from here."""
 
 
 _channels: WeakSet[Channel] = WeakSet()

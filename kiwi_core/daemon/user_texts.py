@@ -145,7 +145,7 @@ _PAGE_IN_REMEDIES: dict[str, str] = {
     Reason.NOT_PERMITTED: "`kiwi doctor` says which right the daemon lacks.",
     Reason.GONE: "Start it again.",
 }
-"""By the reason with which the detail begins: why the memory could not be brought back."""
+"""Remedies by the reason with which the detail begins: why memory could not be brought back."""
 
 
 def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:

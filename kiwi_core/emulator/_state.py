@@ -33,8 +33,8 @@ CONTEXT_BYTES = 8 << 20
 """Default cost of a context; 300-600 MB on a real GPU, scaled to emulated ones."""
 
 SHARED_FILE, SHARED_DIRECTORY = 0o666, 0o777
-"""Modes for all users. The directory has no sticky bit: a process removes the socket that a killed
-process with its pid has left, whose ever that was."""
+"""Modes for all users. The directory has no sticky bit, because a process may have to remove a
+socket of another user: one that a killed process with the same pid has left."""
 
 CHECKPOINTED = 2
 SNAPSHOT_TRIES = 200

@@ -33,7 +33,7 @@ class OwnGpu:
     pci_bus_id: str
 
     def close(self) -> None:
-        """Release the context; with the last release goes everything allocated in it."""
+        """Release the context. The driver frees what was allocated in it at the last release."""
         call("leaving the GPU's context", cuda().cuDevicePrimaryCtxRelease, self.device)
 
 

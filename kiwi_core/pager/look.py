@@ -54,8 +54,8 @@ class SessionProcess:
 
     @property
     def backend(self) -> MovedBy:
-        """Who can move it now. In a process that the driver holds, the library would not return
-        from its first driver call."""
+        """What can move it now: its library, or the driver. In a process that the driver holds, the
+        library would not return from its first driver call."""
         if self.library is None or self.held_by_driver:
             return MovedBy.CHECKPOINT
         return MovedBy.INPROCESS
@@ -67,16 +67,16 @@ class SessionProcess:
 
     @property
     def held_by_driver(self) -> bool:
-        """Whether the driver has it locked, out or lost. If the driver does not say: whether it
-        was out."""
+        """Whether the driver has it locked, out or lost. If the driver does not answer, whether it
+        was out before."""
         if self.error is not None:
             return self.out_bytes is not None
         return self.state not in FREE
 
     @property
     def residency(self) -> Residency:
-        """By the driver alone. If it gives no state, a process that used GPU memory and now uses
-        none is out."""
+        """Where its memory is by the driver alone. If the driver gives no state, a process that
+        used GPU memory and now uses none is out."""
         if self.error is not None:
             unknown_out = not self.resident_bytes and self.out_bytes is not None
             return Residency.PAGED_OUT if unknown_out else Residency.RESIDENT
@@ -84,12 +84,12 @@ class SessionProcess:
 
     @property
     def reported(self) -> Residency | None:
-        """By the library's last report."""
+        """Where its memory is by the library's last report; ``None`` without a library."""
         return None if self.library is None else self.library.report.residency
 
     @property
     def worst_residency(self) -> Residency:
-        """By the driver and the library."""
+        """The worse of what the driver and the library say."""
         return worst({self.residency, self.reported or Residency.RESIDENT})
 
     @property

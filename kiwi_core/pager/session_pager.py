@@ -276,8 +276,7 @@ class SessionPager:
         lock = self._lock_of(target.session)
         left_s = max(0.0, (deadline_ns - clock.now_ns()) / NS_PER_S)
         try:
-            # With the lock free, a deadline that is over does not refuse: the operation itself
-            # does.
+            # If the lock is free, take it even after the deadline: the operation refuses by itself.
             await asyncio.wait_for(lock.acquire(), left_s if lock.locked() else None)
         except asyncio.TimeoutError:
             detail = "Another operation on this session is still under way."

@@ -34,7 +34,7 @@ class SessionView:
     stopped: str
     """Why its process does not run at all; "": it runs."""
     kept_out: str
-    """Who keeps it out of the GPU; "": nobody."""
+    """The user who keeps it out of the GPU; "" if nobody does."""
     leaving: bool
     """Whether it has detached; it is shown until its memory is back."""
     peak_bytes: int | None
@@ -72,7 +72,7 @@ class QueueView:
     blocked: Notice | None
     detail: str
     kept_out: str
-    """Who keeps it out of the GPU, "": nobody. Such sessions follow those that wait."""
+    """The user who keeps it out of the GPU, or "". Such sessions follow those that wait."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class ClusterSimulation:
         self._heap: list[tuple[int, int]] = []
         """The same with the number of the GPU; an entry that differs from ``_due`` is stale."""
         self._weights: list[tuple[int, int]] = [(0, 0)] * cluster.nodes
-        """Of each node the wait (ns) and the number of sessions, as last read."""
+        """The wait (ns) and the number of sessions of each node, as last read."""
         self._tick_ns = 0 if setup.placing is Placing.WAIT else NEVER_NS
         """When the weights are read next."""
         self.place_waits_ns: list[int] = []

@@ -35,9 +35,9 @@ class BareKernels:
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
         self._looked: dict[tuple[str, object], BareKernel | None] = {}
-        """By kernel id and process: a restart may find Kiwi installed."""
+        """Findings by kernel id and process: a restart may find Kiwi installed."""
         self.found: Mapping[str, BareKernel] = {}
-        """By kernel id; a new object after each change."""
+        """Kernels without Kiwi by id; a new object after each change."""
 
     def refresh(self) -> bool:
         """Look at kernels that have started since. Return whether anything changed."""

@@ -140,9 +140,9 @@ class DaemonConnections:
         return follower is not None and follower.is_alive()
 
     def _forget(self) -> bool:
-        """Forget daemons that are not back. Return whether there were any. A daemon that is
-        followed again has just not sent a status yet: without its follower, the next scan would
-        start a second one.
+        """Forget daemons that are not back; return whether there were any. A daemon whose new
+        follower has not received a status yet stays: otherwise the next scan would start a second
+        follower.
         """
         now = time.time()
         gone = [

@@ -152,9 +152,9 @@ class OperationRunner:
         return replace(event, resident_bytes=seen.resident_bytes)
 
     async def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
-        """Add whether the session is out. A daemon may be killed in the middle of a checkpoint
-        call. If the call takes effect after its successor has seen the process suspended, the
-        process is out, and no resume can succeed."""
+        """Add whether the session is out. A daemon that is killed in the middle of a checkpoint
+        call leaves the call under way. The next daemon sees a suspended process, and then the call
+        takes effect: now the process is out, and no resume can succeed."""
         try:
             seen = await self._pager.observe(target)
         except KiwiError as error:

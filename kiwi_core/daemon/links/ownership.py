@@ -59,7 +59,7 @@ class Ownership:
     default: Callable[[], GateOnly | None] = lambda: GateOnly.NOT_ASKED
     facts: Callable[[int], ownable.ProcessFacts | None] = ownable.facts
     _remembered: dict[str, RosterObjection] = field(default_factory=dict)
-    """By program, the latest last."""
+    """What is remembered against each program; the program remembered last comes last."""
 
     # --- deciding -------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class SessionRecord:
     stopped: str = ""
     """Why a process of it does not run, as the scheduler got it last; "": all run."""
     kept_out: str = ""
-    """Who keeps it out of the GPU, as the scheduler got it last; "": nobody."""
+    """The user who keeps it out of the GPU, or "", as the scheduler got it last."""
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 

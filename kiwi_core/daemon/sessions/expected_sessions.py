@@ -63,7 +63,7 @@ class ExpectedSessions:
     _share: Share
     _blind: Callable[[], bool]
     _programs: dict[tuple[int, str], _Expected] = field(default_factory=dict)
-    """By user and key."""
+    """Announced sessions by user and key."""
     _computed: tuple[int, tuple[int, int], float | None] | None = None
     """The newcomer's wait: when it was computed, from which state, seconds."""
 

@@ -85,7 +85,7 @@ class Past(NamedTuple):
     """A wait that has ended."""
 
     factor: float
-    """By how much the wait fell outside all futures; 1: it did not."""
+    """The length of the wait divided by the nearest future's; 1 if it lay among them."""
     took_ns: int
 
     def may_follow(self, waited_ns: int) -> bool:

@@ -21,7 +21,7 @@ class Standing:
 
     id: SessionId
     owner: str = ""
-    """Whom its turns count for; its id if for nobody else."""
+    """The owner for whom its turns count. A session without an owner has its own id here."""
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
     """The weight of its priority class; a power of two."""

@@ -55,7 +55,7 @@ def tend(st: State) -> None:
 
 
 def _end_in_turn(st: State, named: list[Session]) -> None:
-    """Take the last step for those of ``named`` whose time has come, until one is ended."""
+    """End the first of ``named`` whose time has come. Only one is ended at a time."""
     under_way = any(session.ended for session in st.cramped.values())
     for session in named:
         if (ends_ns := session.ends_ns) is None:
