@@ -53,12 +53,15 @@ unexport PYTHONDONTWRITEBYTECODE
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations cluster soak fuzz demo bench \
         wheels format hooks lock clean
 
+# What a newcomer needs first is marked by ##!.
 help:  ## list what can be made
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
-	  while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
+	@list() { \
+	  grep -hE "^[a-z0-9-]+:.*$$1 " $(MAKEFILE_LIST) | sed -E "s/^([a-z0-9-]+):.*$$1 */\1\t/" | \
+	    while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done; \
+	}; echo "Begin with:"; list '##!'; echo "All others:"; list '##'
 
 # What stages share is made here: a stage that has to wait for it would begin after all others.
-setup: $(READY) $(OLD_READY) $(CLIENTS_READY) $(LAB_READY) $(COMPILED)  ## make the virtual environments (.venv, .venvs/old, .venvs/clients), build the labextension and the C libraries
+setup: $(READY) $(OLD_READY) $(CLIENTS_READY) $(LAB_READY) $(COMPILED)  ##! make the virtual environments (.venv, .venvs/old, .venvs/clients), build the labextension and the C libraries
 	@# Told at the start. The tests that need one fail, and no others.
 	@$(STEP) browser .ci/browser >&2 || true
 
@@ -67,13 +70,13 @@ browser:  ## a Chromium for the browser tests: the machine's own, one from apt, 
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
-test:  ## set up everything, run every kind of test
+test:  ##! set up everything, run every kind of test
 	@MAKE='$(MAKE)' .ci/stages $(STAGES)
 
 test-all:  ## the tests that `make test` leaves out: more combinations and seeds, the oldest versions, other Pythons
 	@MAKE='$(MAKE)' .ci/stages $(THOROUGH_STAGES)
 
-fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
+fast: lint types imports fast-tests  ##! lint, types and the quick tests of the Python side: under a minute
 
 lint: $(READY)  ## ruff: rules and formatting
 	@$(STEP) lint $(BIN)/ruff check --quiet .
@@ -90,7 +93,7 @@ imports: $(READY)  ## import-linter: who may import what; the same for the rooms
 SPHINX := $(BIN)/sphinx-build --fresh-env --write-all --nitpicky --quiet --conf-dir docs \
           --doctree-dir build/doctrees
 
-docs: $(READY)  ## the documentation site (build/docs); a link inside it that leads nowhere is an error
+docs: $(READY)  ##! the documentation site (build/docs); a link inside it that leads nowhere is an error
 	@rm -rf build/docs
 	@$(STEP) docs $(SPHINX) --fail-on-warning --keep-going . build/docs
 
@@ -213,7 +216,7 @@ fuzz: $(READY)  ## fuzz the daemon's side of the wire for MINUTES=60, guided by 
 	  -artifact_prefix=.fuzz/ -print_final_stats=1 -max_total_time=$$(( $(or $(MINUTES),60) * 60 ))
 	@$(BIN)/python tests/wire/fuzz_wire.py -merge=1 tests/wire/corpus .fuzz
 
-demo: $(if $(HEADLESS),$(KIWI_READY),$(LAB_READY))  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
+demo: $(if $(HEADLESS),$(KIWI_READY),$(LAB_READY))  ##! two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
 
 bench: $(LAB_READY) browser  ## measure what runs on this machine (benchmarks/)
@@ -229,7 +232,7 @@ wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pag
 release: $(RELEASE_READY)  ## dist/: source distribution, wheels, chart and bill of materials, built twice, compared and checked
 	@$(STEP) --alive release .ci/node .venv $(RELEASE)/bin/python packaging/release.py
 
-format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend what they can
+format: $(READY) $(NODE_READY)  ##! let ruff, prettier and eslint format and mend what they can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 	@$(NPM) run format

@@ -38,6 +38,12 @@ def test_help_is_the_default_and_names_what_people_need() -> None:
     assert {"setup", "test", "fast", "lint", "types", "demo", "bench", "clean"} <= described()
 
 
+def test_help_begins_with_what_a_newcomer_needs() -> None:
+    first, _, _others = make().partition("All others:")
+    named = set(re.findall(r"^  make (\S+)", first, re.MULTILINE))
+    assert named == {"setup", "demo", "test", "fast", "format", "docs"}
+
+
 def test_everything_that_help_names_is_a_target() -> None:
     text = (ROOT / "Makefile").read_text()
     assert described() == set(re.findall(r"^([a-z0-9-]+):.*##", text, re.MULTILINE))
