@@ -72,7 +72,7 @@ function Large(props: Pick<IPart, 'store' | 'gpu'> & { wait: IMyWait }) {
   const { store, gpu, wait } = props;
   const entry = queueEntryOf(gpu, wait.session?.id ?? '');
   if (wait.counts && entry !== undefined) {
-    const known = store.expected(entry.session) !== undefined;
+    const known = store.expected(entry.session) !== null;
     return (
       <>
         {known && <div className="jp-Kiwi-wait-state">{wait.headline}</div>}

@@ -89,6 +89,7 @@ describe('the panel', () => {
     const store = new StillStore(waiting(null), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('Waiting');
+    expect(hook('my-wait').textContent).not.toContain('WaitingWaiting');
     // It shows only the place of the notebook above: each figure appears once.
     expect(hook('queue-entry').textContent).toBe('1b.ipynbthis one');
   });
