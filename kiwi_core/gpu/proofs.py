@@ -88,6 +88,7 @@ def save(proof: Proof) -> None:
     compiled.check_owner(path.parent)
     beside = path.with_suffix(f".{os.getpid()}")
     try:
+        beside.touch(mode=0o644)  # whatever the umask, nobody else may write a proof
         beside.write_bytes(msgspec.json.format(msgspec.json.encode(proof), indent=1) + b"\n")
         beside.rename(path)
     finally:

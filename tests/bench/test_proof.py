@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import threading
 from contextlib import ExitStack
@@ -204,6 +205,16 @@ def test_a_proof_holds_for_one_driver_and_one_library(monkeypatch: pytest.Monkey
     assert proofs.load("NVIDIA H100", "580.1") is None
     monkeypatch.setattr(proofs, "sources_digest", lambda: "other sources")
     assert proofs.load("NVIDIA H200", "580.1") is None
+
+
+def test_nobody_else_may_write_a_proof_whatever_the_umask(cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        proofs.save(Proof(gpu="NVIDIA H200", driver="580.1"))
+    finally:
+        os.umask(before)
+    (path,) = (cache / "proofs").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 def test_a_cache_that_others_can_write_to_proves_nothing(cache: Path) -> None:
