@@ -144,7 +144,7 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
     )  # fmt: skip
     wait_until(computed.exists, "it computes")
     # Nobody asks the driver about a stopped program: its memory must be known before.
-    daemon.wait_for(lambda _: _holds_mib(daemon, run.pid) >= 100, "its memory is known")
+    daemon.wait_for(lambda _: daemon.resident_mib(run.pid) >= 100, "its memory is known")
     [child] = psutil.Process(run.pid).children()
     with limited(child.pid, 50 * MIB), watching(daemon) as watch:
         if stopped:
@@ -169,11 +169,6 @@ def test_a_program_under_kiwi_run_is_ended_once_its_turn_is_over(
     overs = [" past its turn. ", *([", and its process is stopped. "] if stopped else [])]
     causes = tuple(f"others have waited 4 s for its GPU memory{over}" for over in overs)
     assert order.cause.startswith(causes)
-
-
-def _holds_mib(daemon: Daemon, pid: int) -> int:
-    session = daemon.session(pid)
-    return session.resident_bytes // MIB if session else 0
 
 
 def _actions(daemon: Daemon, kind: type[Any]) -> list[tuple[int, Any]]:

@@ -63,6 +63,8 @@ def test_a_notebook_that_asked_for_the_gpu_and_a_program_that_it_started(
     notebook = program(daemon)
     notebook.worker.do("begin(); ck(driver.cuInit(0)); client.end_burst()")
     other = program(daemon, 80)
+    # After a second the scheduler goes by old numbers: a busy machine may need longer to read.
+    daemon.wait_for(lambda _: daemon.resident_mib(other.pid) >= 80, "its memory is known")
     notebook.take(80, 3)
     for one in (other, notebook):
         assert one.intact()

@@ -12,7 +12,6 @@ import pytest
 from answering import turn
 
 from kiwi_core import emulator
-from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +34,10 @@ def daemon(request: pytest.FixtureRequest, start: Start) -> Daemon:
     return made
 
 
-def in_gpu_mib(daemon: Daemon, one: SessionProgram | PreloadedProgram) -> int:
-    session = daemon.session(one.pid)
-    return session.resident_bytes // MIB if session else 0
-
-
 @pytest.mark.parametrize("guarded", [True, False], ids=["gate", "no library"])
 def test_two_that_do_not_fit_take_turns(daemon: Daemon, program: Program, guarded: bool) -> None:
     one = program(daemon, 150, guarded=guarded)
-    daemon.wait_for(lambda _: in_gpu_mib(daemon, one) >= 150, "its memory is known")
+    daemon.wait_for(lambda _: daemon.resident_mib(one.pid) >= 150, "its memory is known")
     daemon.wait_for(lambda s: any(TEXT in error for error in s.errors), "and it is said")
     other = program(daemon, 150, guarded=guarded)
     for _ in range(2):
@@ -57,7 +51,7 @@ def test_two_that_fit_run_side_by_side_by_their_libraries_counts(
     one, other = program(daemon, 60), program(daemon, 60)
     turn(one)  # it went out if the other was read before its library had connected
     for each in (one, other):
-        daemon.wait_for(lambda _, each=each: 60 <= in_gpu_mib(daemon, each) < 90, "known")
+        daemon.wait_for(lambda _, each=each: 60 <= daemon.resident_mib(each.pid) < 90, "known")
     for each in (one, other):
         each.start_burst()
     daemon.wait_for(lambda s: len(s.holders) == 2, "both run")
@@ -71,7 +65,7 @@ def test_memory_that_libraries_own(
 ) -> None:
     one, other = preloaded(daemon), preloaded(daemon)
     one.take(150, 1)
-    daemon.wait_for(lambda _: in_gpu_mib(daemon, one) >= 150, "its memory is known")
+    daemon.wait_for(lambda _: daemon.resident_mib(one.pid) >= 150, "its memory is known")
     other.take(150, 2)
     assert one.intact()
     assert other.intact()

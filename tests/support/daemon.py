@@ -26,6 +26,7 @@ from patience import PATIENCE_S, die_with_the_test, wait_until
 from kiwi_core import emulator
 from kiwi_core.client import Client
 from kiwi_core.sched.replay import JournalEntry, JournalHeader, decode_line
+from kiwi_core.units import MIB
 from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
@@ -166,6 +167,11 @@ class Daemon:
 
     def session(self, pid: int, index: int = 0) -> SessionStatus | None:
         return next((s for s in self.status(index).sessions if s.pid == pid), None)
+
+    def resident_mib(self, pid: int) -> int:
+        """Return what the daemon knows of the GPU memory of a session; 0 without the session."""
+        session = self.session(pid)
+        return session.resident_bytes // MIB if session else 0
 
     def wait_for(
         self, condition: Callable[[GpuStatus], Any], what: str, timeout_s: float = PATIENCE_S
