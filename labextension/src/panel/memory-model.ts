@@ -87,9 +87,9 @@ export function hostBar(gpu: IGpu): IBar | null {
   }
   const summary =
     out > 0
-      ? trans.__('%1 paged out, room for %2', formatBytes(out), formatBytes(budget - out))
+      ? trans.__('room for %1 of %2', formatBytes(budget - out), formatBytes(budget))
       : trans.__('nothing paged out');
-  const columns = some ? [trans.__('paged out'), trans.__('all its RAM')] : [];
+  const columns = some ? [trans.__('paged out'), trans.__('its RAM')] : [];
   return bar(trans.__('System RAM'), summary, segments, columns);
 }
 

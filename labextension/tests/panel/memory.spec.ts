@@ -65,7 +65,7 @@ describe('memory', () => {
     expect(hostBar(gpu())).toBeNull();
     const out = session('a', { paged_out_bytes: 48 * GIB });
     const bar = hostBar(gpu({ sessions: [out] }));
-    expect(bar?.summary).toBe('48 GiB paged out, room for 144 GiB');
+    expect(bar?.summary).toBe('room for 144 GiB of 192 GiB');
     expect(bar?.segments[0]?.share).toBeCloseTo(0.25);
   });
 
@@ -96,7 +96,7 @@ describe('memory', () => {
   it('shows the RAM of own notebooks beside their paged-out memory', () => {
     const out = session('a', { paged_out_bytes: 48 * GIB, ram_bytes: 50 * GIB });
     const bar = hostBar(gpu({ sessions: [out, session('b', { ram_bytes: GIB })] }));
-    expect(bar?.columns).toEqual(['paged out', 'all its RAM']);
+    expect(bar?.columns).toEqual(['paged out', 'its RAM']);
     expect(bar?.segments.map(each => [each.label, each.beside])).toEqual([
       ['a.ipynb', '50 GiB'],
       ['b.ipynb', '1 GiB'],

@@ -144,15 +144,10 @@ class PagerDaemon(SocketServer[Peer]):
         self.turned_away = 0
 
     def peer(self, number: int = 1) -> Peer:
-        """Wait for connection ``number``, from 1, of those that have sent their state, and return
-        it. (A library that is kept waiting by a busy machine gives up a connection before that.)"""
-
-        def ready() -> Peer | None:
-            told = [peer for peer in tuple(self.peers) if peer.of("pager-state")]
-            return told[number - 1] if len(told) >= number else None
-
-        peer = eventually(ready)
+        """Return connection ``number``, from 1, once it has sent its state."""
+        peer = eventually(lambda: self.peers[number - 1] if len(self.peers) >= number else None)
         assert peer is not None
+        peer.await_received("pager-state")
         return peer
 
     def accepted(self, sock: socket.socket) -> Peer | None:
