@@ -136,7 +136,7 @@ def _photograph(browser: Browser, stage: Stage, out: Path) -> None:
     page.command("application:toggle-left-area")
     panel = page.panel()
     page.resize_sidebar(SIDEBAR_PX)
-    panel.zoom(1)
+    panel.root.get_by_role("button", name="1 min").click()
     train = page.open_notebook("train_digits.ipynb")
     train.run(0)
     explore = page.open_notebook("explore_embeddings.ipynb", below=train.path)
