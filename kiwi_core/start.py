@@ -14,10 +14,10 @@ def name_process(words: list[str]) -> None:
     """Let `top`, `pgrep` and `ps -o comm` show `kiwi-daemon` and `kiwi-movers`, not `python`."""
     package, _, module = words[0].rpartition(".")
     if package.partition(".")[0] == "kiwi_core":
-        name = words[1] if module == "cli" else module
+        name = words[1:2] if module == "cli" else [module]
         try:
             with open("/proc/self/comm", "w") as comm:
-                comm.write(f"kiwi-{name}")
+                comm.write("-".join(["kiwi", *name]))
         except OSError:  # without /proc nothing shows it either
             pass
 

@@ -56,8 +56,6 @@ class Guards:
         earlier = {ref for ref in record.bare if processes.alive(ref)}
         record.bare = frozenset((using | earlier) - gated)
         record.in_driver = bool(seen.processes)
-        if record.ref in gated:
-            record.ungated = ""  # a gate that was still being compiled at the hello came later
         self._report_guard(record)
         self._report_stopped(record, seen.stopped)
 
