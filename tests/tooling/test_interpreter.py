@@ -103,3 +103,28 @@ def test_a_module_is_run_as_with_m(tmp_path: Path) -> None:
     assert argv == [str(tmp_path / "mine" / "__main__.py"), "word"]
     assert name == "__main__"
     assert interpreter.module("mine")[0] == sys.executable
+
+
+NAMED = """
+import runpy, sys
+from pathlib import Path
+comm = Path("/proc/self/comm")
+comm.write_text("before")
+runpy.run_path(sys.argv[1])["name_process"](sys.argv[2:])
+print(comm.read_text())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("kiwi_core.cli daemon", "kiwi-daemon"),
+        ("kiwi_core.cli", "kiwi"),
+        ("kiwi_core.movers 1", "kiwi-movers"),
+        ("jupyterlab", "before"),
+    ],
+)
+def test_processes_of_kiwi_have_its_name(words: str, name: str) -> None:
+    """An admin sees in `top` what they are, and finds them by `pgrep kiwi-`."""
+    command = [sys.executable, "-c", NAMED, str(ROOT / "kiwi_core/start.py"), *words.split()]
+    assert subprocess.check_output(command, text=True).strip() == name
