@@ -14,7 +14,7 @@ BIN := .venv/bin
 OLD := .venvs/old
 CLIENTS := .venvs/clients
 RELEASE := .venvs/release
-STEP := .ci/step
+STEP := scripts/step
 # The longest first: two are made at a time, and neither of the two is to end long before the other.
 STAGES := unit-tests ui-tests blackbox-tests e2e-tests core-tests server-tests kernel-tests ts core-seeds docs \
           types imports lint
@@ -37,7 +37,7 @@ RELEASE_READY := $(RELEASE)/.kiwi-ready
 LAB := labextension
 # npm writes it last, and the build of the package looks at it, too: one npm ci for both.
 NODE_READY := $(LAB)/node_modules/.package-lock.json
-NPM := .ci/node .venv npm --prefix $(LAB) --silent
+NPM := scripts/node .venv npm --prefix $(LAB) --silent
 LAB_READY := .venv/.kiwi-lab-ready
 LAB_INSTALLED := .venv/share/jupyter/labextensions/kiwi-jupyter
 LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
@@ -63,18 +63,18 @@ help:  ## list what can be made
 # What stages share is made here: a stage that has to wait for it would begin after all others.
 setup: $(READY) $(OLD_READY) $(CLIENTS_READY) $(LAB_READY) $(COMPILED)  ##! make the virtual environments (.venv, .venvs/old, .venvs/clients), build the labextension and the C libraries
 	@# Told at the start. The tests that need one fail, and no others.
-	@$(STEP) browser .ci/browser >&2 || true
+	@$(STEP) browser scripts/browser >&2 || true
 
 browser:  ## a Chromium for the browser tests: the machine's own, one from apt, or unpacked into .browser without root
-	@$(STEP) browser .ci/browser
+	@$(STEP) browser scripts/browser
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
 test:  ##! set up everything, run every kind of test
-	@MAKE='$(MAKE)' .ci/stages $(STAGES)
+	@MAKE='$(MAKE)' scripts/stages $(STAGES)
 
 test-all:  ## the tests that `make test` leaves out: more combinations and seeds, the oldest versions, other Pythons
-	@MAKE='$(MAKE)' .ci/stages $(THOROUGH_STAGES)
+	@MAKE='$(MAKE)' scripts/stages $(THOROUGH_STAGES)
 
 fast: lint types imports fast-tests  ##! lint, types and the quick tests of the Python side: under a minute
 
@@ -87,7 +87,7 @@ types: $(READY)  ## mypy --strict
 
 imports: $(READY)  ## import-linter: who may import what; the same for the rooms of the C library
 	@$(STEP) imports $(BIN)/lint-imports --no-cache
-	@$(STEP) rooms $(BIN)/python .ci/rooms.py
+	@$(STEP) rooms $(BIN)/python scripts/rooms.py
 
 # Nothing is kept from the last build: Sphinx does not repeat the warnings of pages that are unchanged.
 SPHINX := $(BIN)/sphinx-build --fresh-env --write-all --nitpicky --quiet --conf-dir docs \
@@ -153,7 +153,7 @@ floor: $(OLD_READY) | $(COMPILED)  ## movers, pager, conformance, bench and demo
 	@$(STEP) floor-demo $(OLD)/bin/kiwi demo --headless --emulate
 
 pythons: $(READY) $(OLD_READY) | $(COMPILED)  ## every other Python that this machine has: doctor, kernel tests, the headless demo
-	@$(STEP) --alive pythons .ci/each-python
+	@$(STEP) --alive pythons scripts/each-python
 
 ENVIRONMENTS := $(BIN)/python packaging/environments.py
 environments: $(READY)  ## do packages that people have (packaging/environments.txt) keep their versions beside Kiwi? asks the index for minutes
@@ -165,7 +165,7 @@ environments-three: $(READY)
 
 TENSORFLOW := .venvs/tensorflow
 $(TENSORFLOW)/.kiwi-ready: | $(READY)
-	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-tensorflow .ci/venv $(TENSORFLOW) tensorflow tensorflow
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-tensorflow scripts/venv $(TENSORFLOW) tensorflow tensorflow
 	@touch $@
 
 tensorflow: $(TENSORFLOW)/.kiwi-ready | $(COMPILED)  ## does TensorFlow start the same with Kiwi and without? fetches 600 MB, keeps 2 GB
@@ -226,11 +226,11 @@ wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pag
 	@$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	@$(STEP) wheel-tests $(PYTEST) -m wheels tests/preload
 	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
-	  .ci/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
+	  scripts/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
 .PHONY: release
 release: $(RELEASE_READY)  ## dist/: source distribution, wheels, chart and bill of materials, built twice, compared and checked
-	@$(STEP) --alive release .ci/node .venv $(RELEASE)/bin/python packaging/release.py
+	@$(STEP) --alive release scripts/node .venv $(RELEASE)/bin/python packaging/release.py
 
 format: $(READY) $(NODE_READY)  ##! let ruff, prettier and eslint format and mend what they can
 	@$(BIN)/ruff format --quiet .
@@ -242,7 +242,7 @@ hooks: $(READY)  ## run lint and types before each commit (git hook)
 
 lock: $(READY) $(OLD_READY) $(CLIENTS_READY) $(RELEASE_READY)  ## write requirements/ from what is installed (after the tests passed)
 	@for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin release:$(RELEASE)/bin; do \
-	  $(BIN)/python .ci/lock.py "$${pair#*:}/python" "$${pair%%:*}"; \
+	  $(BIN)/python scripts/lock.py "$${pair#*:}/python" "$${pair%%:*}"; \
 	done
 
 clean:  ## remove environments, caches and build results
@@ -250,19 +250,19 @@ clean:  ## remove environments, caches and build results
 	@rm -rf $(LAB)/node_modules $(LAB)/lib $(LAB)/*.tsbuildinfo kiwi_jupyter/labextension
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-KIWI_NEEDS := pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
+KIWI_NEEDS := pyproject.toml scripts/venv $(wildcard requirements/dev-*.txt)
 
 # The labextension is made by a step of its own ($(LAB_READY)), which the headless demo needs as little as JupyterLab.
 $(KIWI_READY): $(KIWI_NEEDS)
-	@KIWI_SKIP_LABEXTENSION=1 KIWI_PIP_LIGHT=1 $(STEP) --alive kiwi .ci/venv .venv dev
+	@KIWI_SKIP_LABEXTENSION=1 KIWI_PIP_LIGHT=1 $(STEP) --alive kiwi scripts/venv .venv dev
 	@touch $@
 
 $(JUPYTERLAB_READY): $(KIWI_NEEDS)
-	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive jupyterlab .ci/venv .venv dev --group demo
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive jupyterlab scripts/venv .venv dev --group demo
 	@touch $(KIWI_READY) $@
 
 $(READY): $(KIWI_NEEDS)
-	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment .ci/venv .venv dev --group dev
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment scripts/venv .venv dev --group dev
 	@touch $(KIWI_READY) $(JUPYTERLAB_READY) $@
 
 # Before the tests: the first kernel would start it in the background otherwise, where a busy machine takes a minute.
@@ -278,19 +278,19 @@ $(COMPILED): $(shell find kiwi_core/preload/src kiwi_core/emulator/src -type f) 
 # only: no labextension.
 # The lowest version that pyproject.toml allows of each package that Kiwi depends on, on the oldest Python here.
 LOWEST = $$(sed -n '/^dependencies = \[/,/^\]/s/^  "\([a-z-]*\)>=\([0-9.]*\).*/\1==\2.*/p' pyproject.toml)
-$(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
-	@PYTHON=$$(.ci/pythons | sed -n '1s/^[^ ]* //p'); export PYTHON="$${PYTHON:-python3}" KIWI_SKIP_LABEXTENSION=1; \
-	$(STEP) --alive environment-old .ci/venv $(OLD) old --group kernel-test 'cuda-core<2' $(LOWEST)
+$(OLD_READY): pyproject.toml scripts/venv $(wildcard requirements/old-*.txt) | $(READY)
+	@PYTHON=$$(scripts/pythons | sed -n '1s/^[^ ]* //p'); export PYTHON="$${PYTHON:-python3}" KIWI_SKIP_LABEXTENSION=1; \
+	$(STEP) --alive environment-old scripts/venv $(OLD) old --group kernel-test 'cuda-core<2' $(LOWEST)
 	@touch $@
 
 # What a release is built and checked with: nobody else needs it.
-$(RELEASE_READY): pyproject.toml .ci/venv $(wildcard requirements/release-*.txt) | $(READY)
-	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-release .ci/venv $(RELEASE) release --group release
+$(RELEASE_READY): pyproject.toml scripts/venv $(wildcard requirements/release-*.txt) | $(READY)
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-release scripts/venv $(RELEASE) release --group release
 	@touch $@
 
 # Programs of users and what they import, without Kiwi.
-$(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt) | $(READY)
-	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients .ci/venv $(CLIENTS) clients --group clients
+$(CLIENTS_READY): pyproject.toml scripts/venv $(wildcard requirements/clients-*.txt) | $(READY)
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients scripts/venv $(CLIENTS) clients --group clients
 	@touch $@
 
 # The build of the labextension has done this already, unless the lock has changed since.
@@ -300,7 +300,7 @@ $(NODE_READY): $(LAB)/package-lock.json | $(READY)
 
 # A copy: a link would be followed, and what it leads to deleted, when pip uninstalls.
 $(LAB_READY): $(LAB_SOURCES) $(JUPYTERLAB_READY)
-	@$(STEP) --alive labextension .ci/node .venv $(BIN)/python packaging/labextension_build.py
+	@$(STEP) --alive labextension scripts/node .venv $(BIN)/python packaging/labextension_build.py
 	@rm -rf $(LAB_INSTALLED) && mkdir -p $(LAB_INSTALLED)
 	@cp -r kiwi_jupyter/labextension/. $(LAB)/install.json $(LAB_INSTALLED)/
 	@touch $@

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-FINDER = Path(__file__).parents[2] / ".ci/browser"
+FINDER = Path(__file__).parents[2] / "scripts/browser"
 
 FLAGS = (
     "--no-sandbox",  # tests run as root in containers, and visit only their own server
@@ -43,7 +43,7 @@ class NoChromiumError(Exception):
 
 
 def find_chromium(env: Mapping[str, str] | None = None) -> str:
-    """Return the path of the browser that ``.ci/browser`` finds. Raise ``NoChromiumError``."""
+    """Return the path of the browser that ``scripts/browser`` finds. Raise ``NoChromiumError``."""
     done = subprocess.run(
         ["/bin/bash", str(FINDER), "--find"],
         env=dict(os.environ if env is None else env),

@@ -45,7 +45,7 @@ def bundle(into: Path) -> None:
     subprocess.run(
         [
             # Where the machine has no Node, it is in the environment.
-            *(str(ROOT / ".ci/node"), str(ROOT / ".venv")),
+            *(str(ROOT / "scripts/node"), str(ROOT / ".venv")),
             *(str(esbuild), str(STORIES / "page.tsx"), "--bundle", f"--outfile={into}/bundle.js"),
             *("--jsx=transform", "--loader:.svg=text", "--log-level=warning", "--target=es2022"),
             '--define:process.env.NODE_ENV="development"',

@@ -22,8 +22,8 @@ def program(directory: Path, name: str) -> str:
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One that has no browser of its own."""
-    (tmp_path / "checkout/.ci").mkdir(parents=True)
-    finder = shutil.copy(browser.FINDER, tmp_path / "checkout/.ci")
+    (tmp_path / "checkout/scripts").mkdir(parents=True)
+    finder = shutil.copy(browser.FINDER, tmp_path / "checkout/scripts")
     monkeypatch.setattr(browser, "FINDER", finder)
     return tmp_path / "checkout"
 

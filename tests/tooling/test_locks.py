@@ -14,7 +14,7 @@ LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
 def writer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kiwi_lock", ROOT / ".ci/lock.py")
+    spec = importlib.util.spec_from_file_location("kiwi_lock", ROOT / "scripts/lock.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

