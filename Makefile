@@ -20,6 +20,7 @@ STAGES := unit-tests ui-tests blackbox-tests e2e-tests core-tests server-tests k
           types imports lint
 THOROUGH_STAGES := thorough-tests thorough-ui thorough-blackbox floor kernel-tests-old pythons environments-three
 PYTEST := $(BIN)/python -m pytest -q
+TESTS := tests native/tests emulator integrations
 # tests/thorough.txt names the tests that only `make test-all` runs.
 DEFAULT := not gpu and not slow and not wheels
 QUICK_MARKS := $(DEFAULT) and not thorough
@@ -110,7 +111,7 @@ catalogue: $(NODE_READY)  ## write the template for translators (labextension/lo
 	@$(NPM) run catalogue
 
 panel-pictures: $(NODE_READY) browser  ## photograph every state of the sidebar, in each theme and width (build/panel)
-	@PYTHONPATH=tests/support $(STEP) --alive panel-pictures $(BIN)/python tests/ui/stories.py build/panel
+	@PYTHONPATH=tests/support $(STEP) --alive panel-pictures $(BIN)/python tools/stories.py build/panel
 
 .PHONY: fast-tests
 fast-tests: $(READY)
@@ -128,7 +129,7 @@ core-seeds: $(READY)  ## random events of the scheduler
 
 # The tests of a module share daemons, kernels and pagers, so they stay in one process.
 unit-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)  ## everything that has no target of its own
-	@$(STEP) unit-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
+	@$(STEP) unit-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope $(TESTS) --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
 server-tests: $(READY) | $(COMPILED)  ## the server extension: routes, stream, placement of kernels
@@ -147,7 +148,7 @@ e2e-tests: $(READY) | $(COMPILED)  ## real kernels and daemons on the emulated d
 # Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
 # What calls the driver, on the oldest Python and the lowest versions of what Kiwi depends on.
 floor: $(OLD_READY) | $(COMPILED)  ## movers, pager, conformance, bench and demo with the oldest versions supported
-	@$(STEP) floor-tests $(OLD)/bin/python -m pytest -q $(QUICK) -n 3 --dist loadscope tests/movers tests/pager/test_emulated.py tests/conformance \
+	@$(STEP) floor-tests $(OLD)/bin/python -m pytest -q $(QUICK) -n 3 --dist loadscope tests/movers tests/pager/test_emulated.py emulator/conformance \
 	  tests/gpu/test_bindings.py tests/wire
 	@$(STEP) floor-bench $(OLD)/bin/kiwi bench --emulate 1x256MiB
 	@$(STEP) floor-demo $(OLD)/bin/kiwi demo --headless --emulate
@@ -179,7 +180,7 @@ ui-tests: $(LAB_READY) browser | $(COMPILED)  ## JupyterLab and Notebook in a re
 
 .PHONY: thorough-tests thorough-blackbox thorough-ui
 thorough-tests: $(READY) $(CLIENTS_READY) | $(COMPILED)
-	@$(STEP) thorough-tests $(PYTEST) $(THOROUGH) -n 3 tests --ignore=tests/blackbox --ignore=tests/ui
+	@$(STEP) thorough-tests $(PYTEST) $(THOROUGH) -n 3 $(TESTS) --ignore=tests/blackbox --ignore=tests/ui
 
 thorough-blackbox: $(READY) | $(COMPILED)
 	@$(STEP) thorough-blackbox $(PYTEST) $(THOROUGH) -n 2 --dist loadscope tests/blackbox
@@ -200,13 +201,13 @@ truth: $(LAB_READY) browser  ## a crowded GPU for MINUTES=30, every surface comp
 	@KIWI_TRUTH_MINUTES=$(or $(MINUTES),30) $(STEP) truth $(PYTEST) tests/ui/test_crowded_surfaces.py
 
 mutations: $(READY)  ## break Kiwi in forty places, one after another: does make test notice each?
-	@$(BIN)/python tests/mutations.py
+	@$(BIN)/python tools/mutations.py
 
 cluster: $(READY)  ## JupyterHub, Slurm, containers and Kubernetes' schemas, from scratch to a verdict (root, Debian or Ubuntu)
 	@$(BIN)/python tests/cluster/run.py
 
 soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one
-	@$(BIN)/python tests/blackbox/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python tools/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))
 
 # What reaches new code is merged into the corpus, which tests/wire replays.
 fuzz: $(READY)  ## fuzz the daemon's side of the wire for MINUTES=60, guided by coverage (x86-64: atheris)
@@ -224,7 +225,7 @@ bench: $(LAB_READY) browser  ## measure what runs on this machine (benchmarks/)
 
 wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pager's library in it
 	@$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
-	@$(STEP) wheel-tests $(PYTEST) -m wheels tests/preload
+	@$(STEP) wheel-tests $(PYTEST) -m wheels native/tests
 	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
 	  scripts/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
@@ -268,10 +269,10 @@ $(READY): $(KIWI_NEEDS)
 # Before the tests: the first kernel would start it in the background otherwise, where a busy machine takes a minute.
 # The tests' own byte code, too: each of the processes that share a suite would make all of it. If that fails, the
 # suite says why.
-$(COMPILED): $(shell find kiwi_core/preload/src kiwi_core/emulator/src -type f) | $(READY)
+$(COMPILED): $(shell find native/src emulator/kiwi_emulator/src -type f) | $(READY)
 	@$(STEP) --alive compiled $(BIN)/python -c \
-	  'from kiwi_core import emulator; from kiwi_core.preload import ready; emulator.build(); ready.ensure()'
-	@$(PYTEST) --collect-only tests >/dev/null 2>&1 || true
+	  'import kiwi_emulator as emulator; from kiwi_core.preload import ready; emulator.build(); ready.ensure()'
+	@$(PYTEST) --collect-only $(TESTS) >/dev/null 2>&1 || true
 	@touch $@
 
 # One environment at a time: pip is the same process-hungry thing twice otherwise. It is for kernels

@@ -25,7 +25,7 @@ from kernels import running_kernel
 from lab_load import running_browser, running_daemon, running_stage
 from lab_page import LabPage
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     import argparse

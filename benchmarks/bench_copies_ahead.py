@@ -16,7 +16,7 @@ from common import ROOT, Samples, arguments, machine, report, samples_table, tar
 from preload_world import World
 from tested_library import tested_library
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from cuda_processes import Worker

@@ -18,12 +18,12 @@ from daemon import Daemon, running_daemon
 from patience import wait_until
 from session_program import SessionProgram
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     import argparse
 
-    from kiwi_core.emulator import Operation
+    from kiwi_emulator import Operation
 
 LIMIT_S = 1.0
 PAUSE_S = 0.02

@@ -18,7 +18,7 @@ from daemon import running_daemon
 from pagers import DEFAULT
 from preloaded_program import PreloadedProgram
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from daemon import Daemon

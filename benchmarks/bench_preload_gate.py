@@ -19,7 +19,8 @@ from typing import Any
 
 from common import Samples, arguments, machine, report, table, target
 
-from kiwi_core import compiled, emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import compiled, preload
 from tests.support.instructions import costs
 from tests.support.preload_world import PROGRAMS
 

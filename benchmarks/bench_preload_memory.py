@@ -18,14 +18,15 @@ from typing import Any
 
 from common import ROOT, arguments, machine, report, table
 
-from kiwi_core import compiled, emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import compiled, preload
 from tests.support.instructions import costs
 from tests.support.preload_world import World
 from tests.support.tested_library import tested_library
 
 KIB, MIB = 1 << 10, 1 << 20
 SUPPORT = ROOT / "tests" / "support"
-PROGRAM = ROOT / "tests" / "preload" / "owner" / "allocations.c"
+PROGRAM = ROOT / "native/tests/owner" / "allocations.c"
 SEED = 1
 
 

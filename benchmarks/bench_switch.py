@@ -49,7 +49,9 @@ CELL = "memory.step()"
 
 BARE = (sys.executable, "-I", "-S", "-c", "pass")
 
-BUILD = "from kiwi_core import emulator, preload; emulator.build(); preload.library()"
+BUILD = (
+    "from kiwi_core import preload; import kiwi_emulator; kiwi_emulator.build(); preload.library()"
+)
 """Program that compiles the C libraries of its Kiwi, so that no kernel runs without the gate."""
 
 WHICH = "import kiwi_core; print(kiwi_core.__file__)"

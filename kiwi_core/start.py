@@ -34,6 +34,8 @@ def main() -> None:
     assert spec.loader is not None
     sys.modules["kiwi_core"] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
+    if importlib.util.find_spec("kiwi_emulator") is None:
+        sys.path.append(os.path.dirname(HERE))
     if sys.argv[1] == "-c":
         text = sys.argv[2]
         sys.argv[:] = ["-c", *sys.argv[3:]]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 MACHINES = ("x86_64", "aarch64")
-CHART = Path("packaging/kubernetes/kiwi")
+CHART = Path("integrations/kubernetes/kiwi")
 
 MOST_SDIST_BYTES = 5 << 20
 """It has sources and the built labextension: 1 MB. PyPI takes 100 MB, and node_modules is more."""

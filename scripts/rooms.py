@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """rooms [FOLDER]: check that no room of the preloaded library knows a room above its own.
 
-Each file stands in a room, a folder of ``kiwi_core/preload/src``. A file may include headers of its
+Each file stands in a room, a folder of ``native/src``. A file may include headers of its
 own room and of those below, and may name what their sources define. Headers that include each other
 in a circle are a mistake in any room. Prints each mistake with its line, and what to do.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOMS = ("base", "gate", "owner", "link", "hooks")
 """From the lowest to the highest; ``README.md`` beside them says what each is."""
-SOURCES = Path(__file__).parents[1] / "kiwi_core/preload/src"
+SOURCES = Path(__file__).parents[1] / "native/src"
 GIVEN = frozenset({"testing.h"})
 """Headers that the build for tests adds."""
 REMEDY = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.cli.numbers import number, whole
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
 from kiwi_core.config import AUTO, CHECKPOINT, DEFAULTS

@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from kiwi_core.cli import admin_files
 from kiwi_core.cli.common import add_socket_dir, directory_of
 from kiwi_core.cli.numbers import whole
 from kiwi_core.errors import CallerError
-from kiwi_core.kubernetes import REPLICAS_MAX, others
+from kiwi_kubernetes import REPLICAS_MAX, others
 
 DESCRIPTION = """\
 Offers the GPUs of this node's Kiwi daemons to Kubernetes, several places on each: a device plugin
@@ -88,14 +89,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check_packages()
-    from kiwi_core.kubernetes import process
+    from kiwi_kubernetes import process
 
     return process.main(
         process.Options(
             socket_dir=directory_of(args).absolute(),
             kubelet_dir=args.kubelet_dir.absolute(),
             cdi_dir=args.cdi_dir,
-            cdi_spec=(Path(__file__).with_name("files") / "kiwi-cdi.json").read_text(),
+            cdi_spec=admin_files.read("cdi"),
             config=args.config,
             resource=args.resource,
             replicas=args.replicas,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
-from kiwi_core.cli import exits
+from kiwi_core.cli import admin_files, exits
 from kiwi_core.cli.checks.finding import Finding, Level, fail
 from kiwi_core.cli.common import add_socket_dir, directory_of
 from kiwi_core.cli.terminal import Style, printable
@@ -16,6 +15,7 @@ from kiwi_core.cli.terminal import Style, printable
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from kiwi_core.gpu.nvml import GpuInfo
 
@@ -37,13 +37,6 @@ examples:
   kiwi doctor --print cdi        the device for /etc/cdi/kiwi.json that lets containers share
 """
 
-FILES: Final = {
-    "systemd": "kiwi.service",
-    "grafana": "kiwi-dashboard.json",
-    "cdi": "kiwi-cdi.json",
-}
-"""The files that ``--print`` can print; they are in ``files/`` beside this module."""
-
 AREA_TIMEOUT_S: Final = 45.0
 """The driver takes up to 3 s to start on big machines, IPython's configuration takes a few; a call
 that takes longer than all that counts as hung."""
@@ -63,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument(
         "--print",
-        choices=FILES,
+        choices=admin_files.FILES,
         help="print a file for administrators instead: the systemd unit, the Grafana dashboard, "
         "the CDI device",
     )
@@ -93,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             directory_of(args),
         )
     if args.print is not None:
-        print((Path(__file__).with_name("files") / FILES[args.print]).read_text(), end="")
+        print(admin_files.read(args.print), end="")
         return exits.OK
     findings = examine(directory_of(args))
     if args.json:

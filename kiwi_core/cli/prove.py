@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.bench import proof as proving
 from kiwi_core.cli import exits
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn

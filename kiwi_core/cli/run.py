@@ -374,7 +374,7 @@ def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dic
     env[config.ENV_DISABLE] = "1"
     preallocation.switch_off(env)
     if (emulation := welcome.emulation) is not None:
-        from kiwi_core import emulator
+        import kiwi_emulator as emulator
 
         env.update(emulation.env)
         env["LD_LIBRARY_PATH"] = emulator.library_path(

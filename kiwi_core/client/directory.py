@@ -1,7 +1,7 @@
 """Checks of the socket directory and its owner. Whoever can put a socket there can pose as a
 daemon, and a daemon says which libraries a program loads.
 
-``kiwi_core/preload/src/link/place.c`` has the same rules.
+``native/src/link/place.c`` has the same rules.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ of the machine from any other user outside: files and peers of all of them show 
 There the mount is the proof, in place of the uid. Only the user who starts the container, or its
 root, can mount something in it, and nothing inside can put a socket on a read-only mount.
 
-``kiwi_core/preload/src/link/place.c`` has the same rules.
+``native/src/link/place.c`` has the same rules.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.errors import CallerError
 from kiwi_core.wire.messages import Emulation
 

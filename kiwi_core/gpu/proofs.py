@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kiwi_core import __version__, compiled
-from kiwi_core.emulator import ENV_STATE
 from kiwi_core.preload.ready import sources_digest
+from kiwi_emulator import ENV_STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

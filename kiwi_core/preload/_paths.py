@@ -19,6 +19,9 @@ ALIAS_NAME = "libkiwi_gate_alias.so"
 load the driver by that name."""
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
+"""Directory of the C sources: a wheel has them in the package, a checkout in ``native``."""
+if not SOURCES.is_dir():
+    SOURCES = HERE.parents[1] / "native/src"
 ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
 OWN_BY_PAGER = {"auto": "auto", "checkpoint": "0", "inprocess": "1"}
 """Values of ``ENV_OWN``, by those of KIWI_PAGER."""

@@ -347,7 +347,7 @@ class KernelSession:
                 " the two cannot be mixed.",
                 "Restart the kernel, or stop the emulating daemon.",
             )
-        from kiwi_core import emulator
+        import kiwi_emulator as emulator
 
         os.environ.update(emulation.env)
         # Children (`!python train.py`) load it by name.

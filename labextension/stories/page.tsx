@@ -1,4 +1,4 @@
-/** Mounts one story: `?story=two-waiting`. What tests/ui/stories.py photographs. */
+/** Mounts one story: `?story=two-waiting`. What tools/stories.py photographs. */
 
 import * as React from 'react';
 import { createRoot } from 'react-dom/client';

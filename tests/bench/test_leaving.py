@@ -10,7 +10,7 @@ import pytest
 from benched import BenchProcess, private_directory, start_bench
 from daemon import wait_until
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 LOCKED, CHECKPOINTED = 1, 2
 SLOW = 16 << 20

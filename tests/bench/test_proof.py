@@ -18,7 +18,8 @@ from daemon import running_daemon
 from installed import eventually
 from proof_cache import unproven
 
-from kiwi_core import emulator, interpreter
+import kiwi_emulator as emulator
+from kiwi_core import interpreter
 from kiwi_core.bench.process import BenchWorker
 from kiwi_core.bench.proof import STOPPED, prove
 from kiwi_core.client import Client

@@ -12,7 +12,7 @@ import pytest
 from benched import start_bench
 from cuda_program import CudaProgram
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.bench.moves import one_switch, there_and_back
 from kiwi_core.bench.process import BenchWorker
 from kiwi_core.errors import KiwiError

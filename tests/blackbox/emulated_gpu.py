@@ -62,7 +62,8 @@ class EmulatedGpu:
 def _answer(request: dict[str, Any]) -> Any:
     from pathlib import Path
 
-    from kiwi_core import emulator, preload
+    import kiwi_emulator as emulator
+    from kiwi_core import preload
 
     state = Path(request["state"])
     if request["do"] == "speed":

@@ -206,7 +206,7 @@ def test_a_driver_that_cannot_checkpoint_is_a_failure():
 
 
 def test_the_emulated_driver_is_told_apart_from_a_real_one(tmp_path):
-    from kiwi_core import emulator
+    import kiwi_emulator as emulator
 
     assert gpu.is_emulated(str(emulator.build().libcuda))
     other = tmp_path / "libcuda.so.1"

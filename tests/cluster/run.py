@@ -69,7 +69,7 @@ def _start(work: Path, nodes: list[Node]) -> None:
     (work / "hosts").write_text("\n".join(lines) + "\n")
     for name in ("programs", "hub"):
         shutil.copytree(HERE / name, work / name)
-    shutil.copytree(REPOSITORY / "packaging/jupyterhub", work / "jupyterhub")
+    shutil.copytree(REPOSITORY / "integrations/jupyterhub/spawners", work / "jupyterhub")
     slurm_checks.configure(work)
     for name, address in hosts.items():
         nodes.append(Node(name, address, work))

@@ -23,7 +23,7 @@ WORK = "gpu_work.py"
 
 def configure(work: Path) -> None:
     """Called before the nodes start: they copy ``etc`` to /etc/slurm."""
-    places = [REPOSITORY / "packaging/slurm", Path(__file__).parent / "slurm"]
+    places = [REPOSITORY / "integrations/slurm", Path(__file__).parent / "slurm"]
     for source in (file for place in places for file in place.iterdir()):
         target = work / "etc" / source.name
         target.write_bytes(source.read_bytes())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cuda_processes import Worker
 from daemon import wait_until
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

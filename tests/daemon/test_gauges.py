@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from cuda_processes import Worker
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.cli.checks import sockets
 from kiwi_core.cli.checks.finding import Level
 from kiwi_core.daemon.base.peers import Peer, Rights

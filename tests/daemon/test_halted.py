@@ -12,7 +12,7 @@ from answering import answering, turn, works
 from daemon import wait_until
 from halted import WAYS, WORDS
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import pytest
 from answering import answering, turn, works
 from daemon import wait_until
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from session_program import SessionProgram
 
-    from kiwi_core.emulator import Operation
     from kiwi_core.wire.messages import GpuStatus
+    from kiwi_emulator import Operation
 
     Start = Callable[..., Daemon]
     Program = Callable[..., SessionProgram]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from patience import PATIENCE_S, die_with_the_test, wait_until
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.client import Client
 from kiwi_core.wire.messages import Role
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cli_process import finish, start_kiwi
 from daemon import wait_until
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.client import gpu_placement
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from answering import turn
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

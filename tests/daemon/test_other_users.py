@@ -18,7 +18,7 @@ from daemon import PATIENCE_S, wait_until
 from somebody import ALICE, BOB, Somebody
 from talker import HELLO, Talker
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.compiled import default_cache_dir
 
 if TYPE_CHECKING:

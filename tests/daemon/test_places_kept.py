@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.cli.status_text import gpu_lines
 from kiwi_core.cli.terminal import Style
 

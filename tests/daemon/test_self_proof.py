@@ -8,7 +8,7 @@ import pytest
 from daemon import wait_until
 from proof_cache import unproven
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.gpu import proofs
 from kiwi_core.gpu.proofs import Proof
 from kiwi_core.states import MovedBy

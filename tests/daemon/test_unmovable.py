@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from daemon import wait_until
 from session_program import SessionProgram
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.units import MIB
 
 if TYPE_CHECKING:

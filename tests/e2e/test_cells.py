@@ -13,7 +13,7 @@ import pytest
 from kernels import Cell, Kernel, running_kernel
 from notebooks import Notebook, assert_books_agree
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from crowded_gpu import CrowdedGpu
 from driver_program import CHECKSUMS
 from pagers import DEFAULT, PagerUnderTest
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

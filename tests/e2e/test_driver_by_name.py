@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pagers
 import pytest
 
-from kiwi_core import compiled, emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import compiled, preload
 from kiwi_core.preload import ready
 from kiwi_core.states import MovedBy
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-OWN_NAMES = Path(__file__).parents[1] / "preload" / "interposer" / "programs" / "own_names.c"
+OWN_NAMES = Path(__file__).parents[2] / "native/tests/interposer/programs/own_names.c"
 MAPPED = """%%kiwi cpu
 with open("/proc/self/maps") as maps:
     print([line.split()[-1] for line in maps if {driver!r} in line])

@@ -16,7 +16,7 @@ from cuda_processes import Worker
 from daemon import wait_until
 from notebooks import assert_books_agree
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Reason
 

@@ -12,7 +12,8 @@ from client_program import ClientProgram
 from gpu_cells import PRELUDE
 from patience import wait_until
 
-from kiwi_core import emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import preload
 from kiwi_core.preload import ready
 from kiwi_core.units import MIB
 

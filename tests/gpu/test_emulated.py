@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cuda_processes import Worker, wait_until
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.units import GIB, MIB
 
 CONTEXT = 2 * MIB

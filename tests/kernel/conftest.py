@@ -69,7 +69,7 @@ def library(sockets: Path) -> Path:
 def make_kernel(sockets: Path, library: Path) -> Callable[..., AbstractContextManager[Kernel]]:
     @contextmanager
     def make(*, config: str = "", **env: str) -> Iterator[Kernel]:
-        # tests/mutations.py names the Kiwi that the tests import here.
+        # tools/mutations.py names the Kiwi that the tests import here.
         path = os.pathsep.join(filter(None, (str(library), os.environ.get("PYTHONPATH"))))
         base = {"KIWI_SOCKET_DIR": str(sockets), "PYTHONPATH": path}
         with running_kernel(base | env, config=GPU_LIBRARY + config) as kernel:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import (
     PROTOCOL,
@@ -411,7 +411,7 @@ def test_loading_imports_nothing_heavy(make_kernel: Any) -> None:
         "import IPython.core.interactiveshell as i, ipykernel.kernelapp, sys\n"
         "shell = i.InteractiveShell.instance(); before = set(sys.modules)\n"
         "shell.extension_manager.load_extension('kiwi_jupyter.kernel')\n"
-        "print([m for m in ('kiwi_core.client.client', 'msgspec', 'kiwi_core.emulator',"
+        "print([m for m in ('kiwi_core.client.client', 'msgspec', 'kiwi_emulator',"
         " 'cuda', 'pynvml', 'numpy') if m in sys.modules.keys() - before])\n"
     )
     answer = subprocess.run(

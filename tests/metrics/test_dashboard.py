@@ -15,7 +15,7 @@ from samples import Scrape, reading
 
 from kiwi_core.metrics.collector import KiwiCollector
 
-FILE = Path(__file__).parents[2] / "kiwi_core/cli/files/kiwi-dashboard.json"
+FILE = Path(__file__).parents[2] / "integrations/grafana/kiwi-dashboard.json"
 BOARD: dict[str, Any] = json.loads(FILE.read_text())
 PANELS: list[dict[str, Any]] = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 QUERIES = [

@@ -19,7 +19,7 @@ from blocking import Loop
 from cuda_processes import wait_until
 from cuda_program import CudaProgram
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu, gpus

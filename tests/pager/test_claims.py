@@ -15,7 +15,7 @@ from blocking import Blocking, Loop
 from cuda_processes import Worker
 from cuda_program import CudaProgram
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.gpu import processes
 from kiwi_core.movers.driver_calls import RemoteDriver, RemoteGpu
 from kiwi_core.movers.pool import MoverPool

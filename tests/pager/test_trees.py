@@ -11,7 +11,7 @@ from contract import moved, refused, soon_ns
 from cuda_processes import wait_until
 from worlds import EmulatedWorld, RunningSession
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost
 from kiwi_core.states import Reason, Residency

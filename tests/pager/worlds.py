@@ -20,7 +20,8 @@ from cuda_program import CudaProgram
 from linked_program import GatedProgram, LinkedProgram
 from pager_process import PagerProcess
 
-from kiwi_core import emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import preload
 from kiwi_core.gpu import nvml, processes
 from kiwi_core.pager.api import Target
 from kiwi_core.units import GIB, MIB, SessionId

@@ -15,7 +15,8 @@ from client_program import ClientProgram
 from daemon import Daemon, running_daemon
 from pagers import BOTH, PagerUnderTest
 
-from kiwi_core import emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import preload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,8 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from leftovers import nothing_left
 
-from kiwi_core import emulator, nvidia_module
+import kiwi_emulator as emulator
+from kiwi_core import nvidia_module
 from kiwi_core.client import Client
 from kiwi_jupyter.server_ext import leaving
 from kiwi_jupyter.server_ext.provisioner import install

@@ -15,8 +15,8 @@ from patience import die_with_the_test
 if TYPE_CHECKING:
     from daemon import Daemon
 
-    from kiwi_core.emulator import ProcessBooks
     from kiwi_core.wire.messages import SessionStatus
+    from kiwi_emulator import ProcessBooks
 
 ENDS_WITHIN_S = 60.0
 

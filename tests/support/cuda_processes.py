@@ -176,7 +176,7 @@ class Worker:
 def may_be_killed(environment: dict[str, str]) -> bool:
     """Return whether a running program that was restored may be killed: on a real GPU it may
     not."""
-    from kiwi_core import emulator
+    import kiwi_emulator as emulator
 
     state = (os.environ | environment).get(EMULATED)
     if not state or not os.path.exists(state):

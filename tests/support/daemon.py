@@ -23,7 +23,7 @@ import psutil
 from pagers import CHECKPOINT, PagerUnderTest
 from patience import PATIENCE_S, die_with_the_test, wait_until
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.client import Client
 from kiwi_core.sched.replay import JournalEntry, JournalHeader, decode_line
 from kiwi_core.units import MIB

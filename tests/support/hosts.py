@@ -11,7 +11,7 @@ _told: set[Path] = set()
 
 def record() -> None:
     """Record all emulated machines that this process and its programs make."""
-    from kiwi_core.emulator import ENV_RECORD
+    from kiwi_emulator import ENV_RECORD
 
     directory = Path(tempfile.mkdtemp(prefix="kiwi-emulated-hosts-"))
     directory.chmod(0o711)  # programs of other users also write into the file
@@ -23,7 +23,7 @@ def record() -> None:
 
 def fallen() -> dict[Path, int]:
     """Return machines that are down and were not returned before, each with the killed pid."""
-    from kiwi_core import emulator
+    import kiwi_emulator as emulator
 
     try:
         made = Path(os.environ.get(emulator.ENV_RECORD, "")).read_text().splitlines()

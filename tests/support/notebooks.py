@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from daemon import Daemon
 
-    from kiwi_core.emulator import ProcessBooks
     from kiwi_core.wire.messages import SessionStatus
+    from kiwi_emulator import ProcessBooks
 
 
 class Notebook:

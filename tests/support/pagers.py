@@ -13,7 +13,7 @@ from kiwi_core.config import ENV_PAGER, INPROCESS, pager_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kiwi_core.emulator import ProcessBooks
+    from kiwi_emulator import ProcessBooks
 
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
 """Process states, as the driver's numbers."""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from cuda_processes import Worker, wait_until
 
-from kiwi_core import compiled, emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import compiled, preload
 
 MIB = 1 << 20
-PROGRAMS = Path(__file__).parents[1] / "preload" / "interposer" / "programs"
+PROGRAMS = Path(__file__).parents[2] / "native/tests/interposer/programs"
 PATIENCE_S = 100.0
 
 

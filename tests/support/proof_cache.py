@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.preload import ready
 from kiwi_core.preload._paths import ENV_LIBRARY
 

@@ -25,7 +25,7 @@ from daemon import running_daemon
 from kernels import running_kernel
 from notebooks import Notebook
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.model import GB, Setup, SimulatedMachine

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from cuda_processes import Worker
 
-from kiwi_core import emulator, preload
+import kiwi_emulator as emulator
+from kiwi_core import preload
 
 if TYPE_CHECKING:
     from daemon import Daemon

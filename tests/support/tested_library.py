@@ -1,4 +1,4 @@
-"""Kiwi's library with the parts that only tests need: ``tests/preload/library``."""
+"""Kiwi's library with the parts that only tests need: ``native/tests/library``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kiwi_core import preload
 from kiwi_core.compiled import default_cache_dir
 from kiwi_core.preload import _build
 
-PARTS = Path(__file__).parents[1] / "preload" / "library"
+PARTS = Path(__file__).parents[2] / "native/tests/library"
 
 
 @functools.cache

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from pagers import PagerUnderTest
 
-    from kiwi_core.emulator import Books
     from kiwi_core.wire.messages import GpuStatus
+    from kiwi_emulator import Books
 
 MUST_BE_KNOWN = frozenset({SessionState.PAGED_OUT, SessionState.SUSPENDED})
 QUEUED = frozenset({SessionState.WAITING, SessionState.SUSPENDED})

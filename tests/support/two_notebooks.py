@@ -20,7 +20,7 @@ from daemon import PATIENCE_S, Daemon, running_daemon, wait_until
 from kernels import running_kernel
 from notebooks import Notebook, assert_books_agree, finish_all
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

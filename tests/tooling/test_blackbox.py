@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 BLACKBOX = ROOT / "tests" / "blackbox"
 SUPPORT = ROOT / "tests" / "support"
 PAGE = (ROOT / "docs" / "security.md").read_text()
-OURS = {"kiwi_core", "kiwi_jupyter"}
+OURS = {"kiwi_core", "kiwi_jupyter", "kiwi_emulator"}
 OTHER_SIDE = {
     "emulated_gpu": "_answer runs in a process of its own, which the tests talk to",
     "kernels": "_with_pager is for tests of other suites, which say KIWI_PAGER and no more",
@@ -77,7 +77,7 @@ def test_the_table_was_read() -> None:
 @pytest.mark.parametrize("row", parties(), ids=lambda row: row.split("|")[1].strip()[:40])
 def test_each_row_names_tests_that_are_there(row: str) -> None:
     *_, tests, _ = row.split("|")
-    named = re.findall(r"`(tests/[^`]+)`", tests)
+    named = re.findall(r"`((?:native/)?tests/[^`]+)`", tests)
     assert named, "no test holds this row"
     for name in named:
         assert re.search(r"^\s*def test_\w+", (ROOT / name).read_text(), re.MULTILINE), name

@@ -40,8 +40,9 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *DOCS.rglob("*.md"),
-        ROOT / "kiwi_core/emulator/README.md",
-        ROOT / "kiwi_core/preload/src/README.md",
+        ROOT / "emulator/README.md",
+        ROOT / "native/README.md",
+        *ROOT.glob("integrations/*/README.md"),
     ]
 )
 LINK = re.compile(r"\[[^\]\[]+\]\(([^)\s]+)\)")
@@ -143,8 +144,9 @@ def test_every_metric_is_in_the_table() -> None:
 
 def variables() -> Iterator[str]:
     """Yield the environment variables that the code names."""
+    tops = ("kiwi_core", "kiwi_jupyter", "native/src", "emulator", "integrations", "packaging")
     sources = [
-        p for top in ("kiwi_core", "kiwi_jupyter", "packaging") for p in (ROOT / top).rglob("*")
+        path for top in tops for path in (ROOT / top).rglob("*") if "tests" not in path.parts
     ]
     for path in sources:
         if path.suffix in (".py", ".c", ".h", ".service"):
@@ -291,11 +293,11 @@ def test_only_the_hub_page_makes_connections_to_other_machines() -> None:
     clients = r"urllib\.request|http\.client|httpx|aiohttp|requests(?=$|\.)|tornado\.httpclient"
     found = {
         str(path.relative_to(ROOT))
-        for package in ("kiwi_core", "kiwi_jupyter")
+        for package in ("kiwi_core", "kiwi_jupyter", "integrations")
         for path in (ROOT / package).rglob("*.py")
         if re.search(rf"^\s*(?:from|import) (?:{clients})\b", path.read_text(), re.MULTILINE)
     }
-    assert found == {"kiwi_jupyter/hub/waits.py"}
+    assert found == {"integrations/jupyterhub/kiwi_jupyterhub/waits.py"}
     assert "Kiwi sends nothing anywhere" in (ROOT / "README.md").read_text()
     assert "Kiwi sends nothing anywhere" in page("security.md")
 

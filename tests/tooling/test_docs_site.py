@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-READMES = (ROOT / f"kiwi_core/{name}/README.md" for name in ("emulator", "preload/src"))
-PAGES = {*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *READMES}
+READMES = (ROOT / "emulator/README.md", ROOT / "native/README.md")
+PAGES = {
+    *(*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *READMES),
+    *ROOT.glob("integrations/*/README.md"),
+}
 
 
 @cache

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(400)
 """Each starts Python many times, from sources that have no byte code yet."""
 
 PAGE = ROOT / "docs/extending.md"
-COPIED = ("docs", "kiwi_core", "kiwi_jupyter", "labextension/schema",
+COPIED = ("docs", "kiwi_core", "kiwi_jupyter", "emulator/kiwi_emulator",
+          "integrations/kubernetes/kiwi_kubernetes", "labextension/schema",
           "labextension/src", "packaging", "tests/support",
           "tests/client", "tests/wire", "pyproject.toml")  # fmt: skip
 

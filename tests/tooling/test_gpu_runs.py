@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kernels import running_kernel
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +59,7 @@ def run(
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    conftest = (ROOT / "conftest.py").read_text()
     assert "TEARDOWN_S = 150.0" in conftest
     quick = conftest.replace("TEARDOWN_S = 150.0", "TEARDOWN_S = 1.0")
     (tmp_path / "conftest.py").write_text(quick)
@@ -121,7 +121,7 @@ def test_a_checkout_is_enough(python_without_kiwi: Path, tmp_path: Path) -> None
     """Kiwi is neither installed nor on ``PYTHONPATH``; the programs of tests find it, too."""
     python = str(python_without_kiwi)
     assert run(tmp_path, python=python, module="kiwi_core.units").returncode == 1
-    conformance = ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests" / "conformance")]
+    conformance = ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "emulator/conformance")]
     found = run(tmp_path, *conformance, "-m", "gpu", "--collect-only", "-q", python=python)
     assert "[gpu-preloaded]" in found.stdout, found.stdout + found.stderr
     assert found.returncode == 0

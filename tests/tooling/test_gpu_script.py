@@ -1,4 +1,4 @@
-"""Tests of benchmarks/gpu/run_all.py without a GPU.
+"""Tests of tools/gpu/run_all.py without a GPU.
 
 No hang, crash or stopped program may cost more than the part that met it.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "benchmarks" / "gpu"
+GPU = ROOT / "tools/gpu"
 
 MODULES = ("conductor", "plan", "stage", "suites", "summary", "paging", "rehearse", "selftest")
 
@@ -70,7 +70,8 @@ def test_it_runs_every_test_that_needs_a_gpu(script):
     run = [ROOT / path for path in (*suites.GPU_TESTS, suites.INPROCESS, suites.CONFORMANCE)]
     marked = [
         path
-        for path in (ROOT / "tests").rglob("*.py")
+        for folder in ("tests", "native/tests", "emulator", "integrations")
+        for path in (ROOT / folder).rglob("*.py")
         if path != Path(__file__) and re.search(r"\bmarks?\.gpu\b", path.read_text())
     ]
     assert marked

@@ -18,7 +18,7 @@ from traitlets.config import Config
 import kiwi_core
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "packaging/kubernetes"
+FOLDER = ROOT / "integrations/kubernetes"
 CHART = FOLDER / "kiwi"
 DAEMON_SET = (CHART / "templates/daemonset.yaml").read_text()
 RESOURCE, LABEL = "kiwi-jupyter/gpu", "kiwi-jupyter/wait-s"
@@ -91,7 +91,7 @@ def test_the_daemon_has_three_capabilities_and_the_plugin_none() -> None:
 
 
 def test_helm_leaves_as_much_time_for_moving_memory_as_systemd() -> None:
-    unit = (ROOT / "kiwi_core/cli/files/kiwi.service").read_text()
+    unit = (ROOT / "integrations/systemd/kiwi.service").read_text()
     (minutes,) = re.findall(r"^TimeoutStopSec=(\d+)min$", unit, re.MULTILINE)
     assert values()["daemon"]["terminationGracePeriodSeconds"] == 60 * int(minutes)
 
@@ -115,7 +115,7 @@ def test_pods_of_users_need_no_privilege(name: str) -> None:
 
 def kube_py() -> Config:
     config = Config()
-    source = (ROOT / "packaging/jupyterhub/kube.py").read_text()
+    source = (ROOT / "integrations/jupyterhub/spawners/kube.py").read_text()
     exec(compile(source, "kube.py", "exec"), {"get_config": lambda: config})
     return config
 
@@ -144,7 +144,7 @@ def test_the_options_page_of_the_values_is_installed() -> None:
 
 
 def test_the_page_explains_the_chart() -> None:
-    page = (ROOT / "docs/kubernetes.md").read_text()
+    page = (ROOT / "integrations/kubernetes/README.md").read_text()
     for name in (RESOURCE, LABEL, "SYS_PTRACE", "KILL", "DAC_READ_SEARCH"):
         assert f"`{name}`" in page
     for example in yaml.safe_load_all("---\n".join(re.findall(r"```yaml\n(.*?)```", page, re.S))):

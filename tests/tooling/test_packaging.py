@@ -23,7 +23,7 @@ import kiwi_core
 from kiwi_core.cli import main
 
 ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "kiwi_core/cli/files/kiwi.service"
+UNIT = ROOT / "integrations/systemd/kiwi.service"
 
 
 def unit() -> configparser.ConfigParser:
@@ -253,7 +253,18 @@ def test_the_wheel_says_what_people_look_for(tmp_path: Path) -> None:
     assert found.get_all("License-File") == ["LICENSE", "NOTICE"]
     names = zipfile.ZipFile(wheel).namelist()
     assert {"kiwi_core/py.typed", "kiwi_jupyter/py.typed"} <= set(names)
-    assert tracked("kiwi_core", "kiwi_jupyter") <= set(names), "C sources, in their folders, too"
+    assert tracked("kiwi_core", "kiwi_jupyter") <= set(names)
+    homes = {
+        "emulator/kiwi_emulator": "kiwi_emulator",
+        "integrations/jupyterhub/kiwi_jupyterhub": "kiwi_jupyterhub",
+        "integrations/kubernetes/kiwi_kubernetes": "kiwi_kubernetes",
+        "integrations/systemd": "kiwi_core/cli/files/systemd",
+        "native/src": "kiwi_core/preload/src",
+    }
+    for folder, home in homes.items():
+        moved = {name.replace(folder, home, 1) for name in tracked(folder)}
+        assert moved, folder
+        assert moved <= set(names), folder
 
 
 @pytest.mark.parametrize("address", ["", "https://forge.example/kiwi"])
@@ -292,7 +303,14 @@ def test_the_source_distribution_has_the_sources_and_nothing_that_was_fetched(
         names = {name.partition("/")[2] for name in found.getnames()}
     assert archive.stat().st_size < 3 << 20
     assert not [name for name in names if "node_modules" in name or "__pycache__" in name]
-    assert tracked("kiwi_core", "kiwi_jupyter", "packaging", "labextension/src") <= names
+    built_from = (
+        "kiwi_core",
+        "kiwi_jupyter",
+        "emulator/kiwi_emulator",
+        "native/src",
+        "integrations",
+    )
+    assert tracked(*built_from, "packaging", "labextension/src") <= names
 
 
 def test_the_conda_recipe_requires_what_the_package_requires() -> None:

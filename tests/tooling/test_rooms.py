@@ -1,4 +1,4 @@
-"""Tests of the rooms of the preloaded library (``scripts/rooms.py``), and of the page about them."""
+"""Tests of ``scripts/rooms.py``, which keeps the preloaded library's rooms, and of their page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / "kiwi_core/preload/src"
-README = (SOURCES / "README.md").read_text()
+SOURCES = ROOT / "native/src"
+README = (ROOT / "native/README.md").read_text()
 
 
 def check(*folder: Path) -> tuple[int, list[str]]:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
-    path for package in ("kiwi_core", "kiwi_jupyter") for path in (ROOT / package).rglob("*.py")
+    path
+    for package in ("kiwi_core", "kiwi_jupyter", "emulator/kiwi_emulator")
+    for path in (ROOT / package).rglob("*.py")
 )
 
 SHARED_AT_MOST = 2
@@ -45,7 +47,7 @@ PAIRS = {
 
 OTHERS_NAMES = {
     "kiwi_jupyter/server_ext/model.py": "the names of the REST interface's schemas",
-    "kiwi_core/emulator/_layout.py": "the names of the structs in the emulator's C sources",
+    "emulator/kiwi_emulator/_layout.py": "the names of the structs in the emulator's C sources",
 }
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.client.private_daemon import ENDS_WITHIN_S, PrivateDaemon
 from kiwi_core.errors import CallerError
 

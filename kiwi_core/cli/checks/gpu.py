@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
-from kiwi_core.emulator import ENV_STATE
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import driver, nvml
 from kiwi_core.gpu import mps as mps_service
 from kiwi_core.units import format_bytes
+from kiwi_emulator import ENV_STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

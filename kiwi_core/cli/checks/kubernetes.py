@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli.checks.finding import Finding, ok, warn
-from kiwi_core.kubernetes import others
+from kiwi_kubernetes import others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Fixtures: the parts of ``benchmarks/gpu`` on the emulated driver, run as the script runs them."""
+"""Fixtures: the parts of ``tools/gpu`` on the emulated driver, run as the script runs them."""
 
 from __future__ import annotations
 

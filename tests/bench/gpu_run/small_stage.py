@@ -1,4 +1,4 @@
-"""A stage for one part of ``benchmarks/gpu`` alone, on an emulated GPU of 256 MiB."""
+"""A stage for one part of ``tools/gpu`` alone, on an emulated GPU of 256 MiB."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 ROOT = Path(__file__).resolve().parents[3]
-GPU_SCRIPTS = ROOT / "benchmarks" / "gpu"
+GPU_SCRIPTS = ROOT / "tools/gpu"
 GPU_BYTES = 256 << 20
 
 

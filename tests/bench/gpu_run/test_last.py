@@ -29,7 +29,7 @@ def test_a_byte_that_differs_is_seen(stage: Any) -> None:
     program = Worker(stage.env)
     try:
         program.do(
-            "import sys; sys.path.insert(0, 'benchmarks/gpu'); import filling_job;"
+            "import sys; sys.path.insert(0, 'tools/gpu'); import filling_job;"
             "filling = filling_job.Filling()"
         )
         assert program.get("filling.wrong_bytes()") == 0

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 MIB = 1 << 20
 

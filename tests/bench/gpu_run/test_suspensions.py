@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 
 
 @pytest.mark.e2e

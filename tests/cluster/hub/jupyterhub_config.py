@@ -1,5 +1,6 @@
-"""The hub of the laboratory. HUB_SPAWNER names the example in packaging/jupyterhub that it loads;
-here is what differs from a real hub: a password for all, and no certificates."""
+"""The hub of the laboratory. HUB_SPAWNER names the example in
+integrations/jupyterhub/spawners that it loads; here is what differs from
+a real hub: a password for all, and no certificates."""
 
 import os
 import sys

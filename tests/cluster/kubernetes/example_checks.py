@@ -20,7 +20,7 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 from traitlets.config import Config
 
-from kiwi_jupyter.hub.page import CHOICE
+from kiwi_jupyterhub.page import CHOICE
 
 if TYPE_CHECKING:
     from verdict import Verdict
@@ -80,7 +80,7 @@ def _judge_pod(verdict: Verdict, what: str, spec: Object, node: str) -> None:
 
 def _of_kube_py() -> Config:
     config = Config()
-    source = (REPOSITORY / "packaging/jupyterhub/kube.py").read_text()
+    source = (REPOSITORY / "integrations/jupyterhub/spawners/kube.py").read_text()
     exec(compile(source, "kube.py", "exec"), {"get_config": lambda: config})
     return config
 

@@ -10,7 +10,7 @@ import kubernetes_validate
 import yaml
 
 REPOSITORY = Path(__file__).parents[3]
-PACKAGING = REPOSITORY / "packaging/kubernetes"
+PACKAGING = REPOSITORY / "integrations/kubernetes"
 CHART = PACKAGING / "kiwi"
 VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
 

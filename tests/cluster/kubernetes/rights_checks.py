@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chart_checks import IMAGE
 from objects import Object, containers
 
-from kiwi_core import emulator
+import kiwi_emulator as emulator
 from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
