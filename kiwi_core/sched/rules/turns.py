@@ -69,19 +69,20 @@ def _admit_others(st: State, first: Session) -> None:
                 return
 
 
-def _in_the_way_of(st: State, waiter: Session) -> int:
-    """Return how many other sessions hold the lease or are being brought in; without operations it
-    is the number of runners."""
-    coming = 0
-    for session in st.chosen.values():
-        if session.op is not None and session is not waiter:
-            coming += 1
-    return st.holders + coming
-
-
 def _advance(st: State, waiter: Session) -> QueueStep:
-    if waiter.op is not None:
-        return _under_way(st, waiter)
+    """Do for ``waiter`` what can be done now: bring it in, make room for it, or let it wait."""
+    op = waiter.op
+    if op is not None:  # it comes in or goes out
+        if op.overdue:
+            if waiter.stopped:
+                waiter.block(Notice.STOPPED, waiter.stopped)
+            else:
+                waiter.block(Notice.STUCK, "a driver call on it hangs")
+            return GO_ON
+        if op.doing is PAGING_IN:
+            room.make_up(st, waiter)
+        coming_in = waiter.id in st.chosen
+        return GO_ON if coming_in and not st.serialised else WAIT
     if waiter.stopped:
         waiter.block(Notice.STOPPED, waiter.stopped)
         return GO_ON
@@ -90,7 +91,11 @@ def _advance(st: State, waiter: Session) -> QueueStep:
         # (its user was notified of the refusal)
         waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
         return GO_ON
-    others = _in_the_way_of(st, waiter) if st.ops else len(st.runners)
+
+    # Those in its way: they hold the lease or are being brought in.
+    others = len(st.runners)
+    if st.ops:
+        others = st.holders + sum(one.op is not None for one in st.chosen.values())
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         if _comes_ahead(st, waiter):
             waiter.unblock()
@@ -101,28 +106,14 @@ def _advance(st: State, waiter: Session) -> QueueStep:
         return _bring_in(st, waiter)
     if state is SHORT and others:
         return _await_turn(st, waiter, others)
-    if state is SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
-        waiter.unblock()
-        return WAIT  # the session that comes in can go out again afterwards
-    if state is SHORT and found is not None:
+    # What comes in for nobody can go out again: its request was withdrawn, a hint was the reason,
+    # or it is a residue.
+    for_nobody = any(_restoring(one) and one.want is NOTHING for one in st.ops.values())
+    if state is SHORT and not for_nobody and found is not None:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
         return GO_ON
     waiter.unblock()
     return WAIT
-
-
-def _under_way(st: State, waiter: Session) -> QueueStep:
-    op = waiter.op
-    if op is not None and op.overdue:
-        if waiter.stopped:
-            waiter.block(Notice.STOPPED, waiter.stopped)
-        else:
-            waiter.block(Notice.STUCK, "a driver call on it hangs")
-        return GO_ON
-    if _restoring(waiter) and op is not None and op.doing is PAGING_IN:
-        room.make_up(st, waiter)
-    coming_in = waiter.id in st.chosen
-    return GO_ON if coming_in and not st.serialised else WAIT
 
 
 def _bring_in(st: State, waiter: Session) -> QueueStep:
@@ -179,12 +170,6 @@ def _restoring(session: Session) -> bool:
     return op is not None and op.doing in (PAGING_IN, RESIDUE_IN) and not op.overdue
 
 
-def _comes_for_nobody(session: Session) -> bool:
-    """Return whether what comes in of ``session`` serves no wait: the request was withdrawn, a hint
-    was the reason, or it is a residue."""
-    return _restoring(session) and session.want is NOTHING
-
-
 def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     """Suspend the runners that have used up their quantum, or bring ``waiter`` in beside them if
     none of them can be suspended. ``others`` is the number of sessions in the way: if it exceeds
@@ -203,7 +188,9 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
         if not st.serialised and runner.turn_ending:
             break  # one may be enough: see what room that gives before suspending another
     if hindrance is not None:
-        if all(_refuses(st, runner) for runner in runners):
+        # Where the driver has just refused to stop them all, and not because work in the GPU must
+        # end first, nobody knows for how long: who fits beside them need not wait for that.
+        if all(one.backoff_until_ns > st.now_ns and not one.draining for one in runners):
             state, _ = room.make_room(st, waiter, alone=False)
             if state is READY:
                 return _bring_in(st, waiter)
@@ -216,13 +203,6 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     if waiter.blocked is not None:
         _unblock(st, waiter)
     return WAIT
-
-
-def _refuses(st: State, runner: Session) -> bool:
-    """Return whether the driver has just refused to stop ``runner``, for another reason than that
-    work in the GPU must end first. Nobody knows for how long: who fits beside it need not wait for
-    that."""
-    return runner.backoff_until_ns > st.now_ns and not runner.draining
 
 
 def _unblock(st: State, waiter: Session) -> None:
@@ -246,15 +226,23 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return room.refused_by(runner)
     early = st.now_ns < runner.granted_ns + st.quantum_ns(runner)
     cause = f"{waiter.id} goes first" if early else f"its quantum ended and {waiter.id} waits"
-    free_bytes = st.free_bytes + room.coming_bytes(st) + _growth_bytes(st)
-    free_bytes += waiter.counted_claim_bytes
+    # What is reserved for the growth of runners, and of sessions being suspended, is free once they
+    # are suspended.
+    growing = [*st.runners.values()]
+    growing += [s for s in st.ops.values() if s.op is not None and s.op.doing is SUSPENDING]
+    free_bytes = sum([s.counted_claim_bytes - s.resident_bytes for s in growing])
+    free_bytes += st.free_bytes + room.coming_bytes(st) + waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
     movable_bytes = sum(map(_resident_bytes, st.runners.values()))
     forced_bytes = room.forced_bytes(st, waiter) - free_bytes - movable_bytes
     found = room.survey(st, short_bytes, beside=waiter, residues_for_bytes=forced_bytes)
-    if found.gain_bytes >= short_bytes or (
-        _stays(runner) and _makes_do(st, waiter, free_bytes + found.gain_bytes)
-    ):
+    enough = found.gain_bytes >= short_bytes
+    if not enough and (runner.unmovable or runner.cramped_ns >= 0):
+        # Its memory was to go out in this burst, and could not. That ``waiter`` runs beside it,
+        # once it is suspended, is better than to wait for the end of its burst.
+        least_bytes = room.minimum_bytes(st, waiter, alone=st.holders == 1)
+        enough = free_bytes + found.gain_bytes >= least_bytes
+    if enough:
         orders.end_turn(st, runner, SUSPENDING, cause)
         return None
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
@@ -268,27 +256,6 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     return None
 
 
-def _stays(runner: Session) -> bool:
-    """Return whether the memory of ``runner`` was to go out in this burst, and could not."""
-    return runner.unmovable or runner.cramped_ns >= 0
-
-
-def _makes_do(st: State, waiter: Session, room_bytes: int) -> bool:
-    """Return whether ``waiter`` may run with ``room_bytes`` beside memory that has to stay, once
-    the runner is suspended. That is better than to wait for the end of the runner's burst.
-    """
-    return room_bytes >= room.minimum_bytes(st, waiter, alone=st.holders == 1)
-
-
-def _growth_bytes(st: State) -> int:
-    """Return what is reserved for the growth of runners and of sessions being suspended: it is
-    free once they are suspended."""
-    growing = list(st.runners.values())
-    if st.ops:
-        growing += [s for s in st.ops.values() if s.op is not None and s.op.doing is SUSPENDING]
-    return sum([session.counted_claim_bytes - session.resident_bytes for session in growing])
-
-
 def shelter(st: State) -> None:
     """Keep the margin free for runners: idle memory is paged out before a growing runner runs out
     of memory. If that is not enough for several runners, they have outgrown the GPU."""
@@ -296,19 +263,15 @@ def shelter(st: State) -> None:
     if short_bytes <= 0:
         return
     coming = room.coming_bytes(st)
-    for_bytes = short_bytes if len(st.runners) > 1 else _may_hit_the_wall_bytes(st)
+    for_bytes = short_bytes
+    if len(st.runners) <= 1:
+        # A session that runs alone and cannot ask for room hits the wall where memory that is free
+        # now, reservations aside, ends.
+        asks = any(runner.owned for runner in st.runners.values())
+        for_bytes = 0 if asks else st.margin_bytes - (st.capacity_bytes - st.resident_bytes)
     found = room.survey(st, short_bytes - coming, residues_for_bytes=for_bytes - coming)
     room.evict(st, found, "the runners need more room")
     st.runners_outgrow(len(st.runners) > 1 and coming + found.gain_bytes < short_bytes)
-
-
-def _may_hit_the_wall_bytes(st: State) -> int:
-    """Return how far free GPU memory, ignoring reservations, is below the margin, for a session
-    that runs alone and cannot ask for room; 0 if it can ask.
-    """
-    if any(runner.owned for runner in st.runners.values()):
-        return 0
-    return st.margin_bytes - (st.capacity_bytes - st.resident_bytes)
 
 
 def thin_out(st: State) -> None:
