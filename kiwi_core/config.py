@@ -158,11 +158,6 @@ class Config:
     refusal_backoff_max_ns: int = 30 * NS_PER_S
     """Longest wait before a refused operation is tried again."""
 
-    end_immovable_after_ns: int = 0
-    """How long others wait for the memory of a session whose turn is over and that cannot be paged
-    out, because its own job or container has too little RAM, until that session is ended. 0: it is
-    never ended; an admin has to decide that users lose their work."""
-
     host_reserve_bytes: int = 2 * GIB
     """System RAM never used for paged-out memory; but at most a quarter of the total."""
 

@@ -116,15 +116,6 @@ def _add_resources(parser: argparse.ArgumentParser) -> None:
         "(default: what the machine and its cgroup have, less a reserve)",
     )
     parser.add_argument(
-        "--end-immovable-after",
-        dest="end_immovable_after_ns",
-        metavar="SECONDS",
-        type=_end_after_ns,
-        help="end a program whose turn is over (it idles, runs on, or is stopped), whose GPU "
-        "memory others have waited for so long, and whose own job or container has too little RAM "
-        "for that memory to be moved out; its user gets a notice first; 0: never (default: 0)",
-    )
-    parser.add_argument(
         "--pager",
         choices=(AUTO, CHECKPOINT),
         help="what moves the GPU memory of programs that ask for nothing: Kiwi's library in each "
@@ -279,10 +270,6 @@ def parse_size(text: str) -> int:
 
 def _unused_after(text: str) -> float:
     return 0.0 if text.strip() == "0" else _seconds(text)
-
-
-def _end_after_ns(text: str) -> int:
-    return 0 if text.strip() == "0" else _duration_ns(text)
 
 
 def _address(text: str) -> tuple[str, int]:

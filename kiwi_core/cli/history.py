@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from kiwi_core.sched.actions import BringResidueBack, EndSession, PageIn, PageOut
+from kiwi_core.sched.actions import BringResidueBack, PageIn, PageOut
 from kiwi_core.sched.events import PagedIn as PagedInEvent
 from kiwi_core.sched.events import PagedOut as PagedOutEvent
 from kiwi_core.sched.events import ResidueBack
@@ -39,14 +39,6 @@ class Move(Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-class HistoryEnd(Struct, frozen=True, kw_only=True):
-    """A program that the scheduler had ended, and why."""
-
-    session: str
-    at_s: float
-    cause: str
-
-
 class HistoryRun(Struct, kw_only=True):
     """One daemon's run, as far as its journal records it."""
 
@@ -60,7 +52,6 @@ class HistoryRun(Struct, kw_only=True):
     differences: int = 0
     held: list[HistorySpan] = field(default_factory=list)
     waited: list[HistorySpan] = field(default_factory=list)
-    ended: list[HistoryEnd] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
 
 
@@ -112,11 +103,6 @@ class Historian:
         for action in entry.actions:
             if isinstance(action, (PageOut, PageIn, BringResidueBack)):
                 self._operations[action.op] = action.session
-            elif isinstance(action, EndSession):
-                end = HistoryEnd(
-                    session=action.session, at_s=self._seconds(self._now_ns), cause=action.cause
-                )
-                self.run.ended.append(end)
         event = entry.event
         if isinstance(event, ResidueBack):
             self._moved_bytes.of(SessionId(self._operations.pop(event.op, "?")), event)

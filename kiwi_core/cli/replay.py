@@ -140,7 +140,6 @@ class Filter:
         if self._only is not None:
             run.held = [span for span in run.held if span.session == self._only]
             run.waited = [span for span in run.waited if span.session == self._only]
-            run.ended = [end for end in run.ended if end.session == self._only]
             run.moves = [move for move in run.moves if move.session == self._only]
         return run
 
@@ -156,9 +155,6 @@ def summary(run: HistoryRun) -> list[str]:
         what = f"{format_bytes(move.bytes_moved)} in {format_duration_s(move.seconds)}{rate}"
         who = f"{printable(move.session)} moved {move.direction}"
         lines.append(f"  {move.at_s:10.3f} s               {who}: {what}")
-    for end in run.ended:
-        who = printable(end.session)
-        lines.append(f"  {end.at_s:10.3f} s               {who} ended: {printable(end.cause)}")
     if not run.checked:
         lines.append(
             "The beginning of this journal is in an earlier file, or was lost: shown as recorded, "

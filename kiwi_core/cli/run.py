@@ -45,8 +45,7 @@ cell of a notebook. Its children take part, too. A program that needs the GPU on
 keeps others waiting longer than necessary: prefer a notebook, or split the program.
 
 If its job or container has too little RAM for its GPU memory, it keeps the GPU while others wait,
-and says how much RAM to ask for. An admin may set that Kiwi ends such a program after a while: it
-gets a notice, then SIGTERM, and 10 s later SIGKILL (kiwi daemon --end-immovable-after).
+and says how much RAM to ask for.
 
 The program sees one GPU (CUDA_VISIBLE_DEVICES), unless you have chosen one yourself. With a
 daemon of emulated GPUs it gets the emulated driver.
@@ -88,8 +87,6 @@ ALWAYS_SHOWN: Final = frozenset(
         Notice.SERIALISING,
         Notice.PAGE_OUT_REFUSED,
         Notice.LITTLE_RAM,
-        Notice.ENDING,
-        Notice.ENDED,
         Notice.PAGE_IN_REFUSED,
         Notice.KEPT_OUT,
         Notice.STUCK,

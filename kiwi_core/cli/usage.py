@@ -38,7 +38,6 @@ columns:
   suspended   waited for it in mid-cell, after the quantum had ended
   moved       memory moved out of the GPU and back in, and how long that took
   cells       GPU cells (or programs) that began
-  ended       programs that Kiwi has ended (kiwi daemon --end-immovable-after), if there are any
 
 You see your own notebooks, and the sum of all other users; root, the daemon's owner and its admin
 group see everybody. --since reaches back to within 5 minutes in the last two days, to the hour in
@@ -154,10 +153,6 @@ def text_lines(answers: Sequence[tuple[Welcome, UsageReport]], by: str, style: S
     sums = _over_all(answers)
     rows = [head, *(_cells(row) for row in sums)]
     figures = 6
-    if any(row.ended for row in sums):
-        ended = ["ended", *(str(row.ended) if row.ended else "" for row in sums)]
-        rows = [(*row, last) for row, last in zip(rows, ended, strict=True)]
-        figures += 1
     if by == "user":
         rows = [(first, *rest) for first, _, *rest in rows]
     lines += table(rows, right=range(len(rows[0]) - figures, len(rows[0])))

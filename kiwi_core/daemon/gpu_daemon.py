@@ -51,7 +51,6 @@ from kiwi_core.daemon.reports.usage import UsageReporter
 from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
 from kiwi_core.daemon.roster.roster import OPS_AHEAD, Roster, RosterFile, RosterSaver
 from kiwi_core.daemon.router import Router
-from kiwi_core.daemon.sessions.ending import Ending
 from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
 from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.daemon.sessions.link_handler import LinkHandler
@@ -80,7 +79,6 @@ from kiwi_core.peer_limits import (
 )
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.states import Residency
-from kiwi_core.units import ns_to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -246,8 +244,7 @@ class GpuDaemon:
         )  # fmt: skip
         guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
-        end_after_s = ns_to_seconds(config.end_immovable_after_ns)
-        self._little_ram = LittleRam(self._registry.get, self._links.of, _end_after_s=end_after_s)
+        self._little_ram = LittleRam(self._registry.get, self._links.of)
         gates = self._link_up(shares)
         self._orphans: Orphans = Orphans(
             self._pager, self._core.operations, self._links, self._link_handler
@@ -293,21 +290,19 @@ class GpuDaemon:
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._registry, ledger)
         usage = UsageReporter(self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS])
-        self._ending = Ending(self._core, self._registry)
         self._router: Router = Router(
             self._connections, machine.gpu, options.emulation, self._sessions, self._link_handler,
-            requests, reporter, usage, metrics, self._ending,
+            requests, reporter, usage, metrics,
         )  # fmt: skip
         self._announcer: Announcer = Announcer(self._connections, reporter)
         self._core.subscribers = [
             # First: sessions wait for the grant.
-            Messenger(self._core, self._registry, end_after_s),
+            Messenger(self._core, self._registry),
             self._core,
             journal,
             gates,
             tally,
             self._library_ram,
-            self._ending,
             self._sessions,
             self._announcer,
             self._bookkeeper,
@@ -490,7 +485,7 @@ class GpuDaemon:
     # --- the end --------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        self._leaving = self._orphans.closed = self._ending.closed = True
+        self._leaving = self._orphans.closed = True
         self._core.subscribers.remove(self._roster)  # meanwhile the file keeps the earlier state
         self._router.close_all(but_not_free=True)
         left = await everybody_back(self._core, self._pager, self._registry, self._config)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.reports.metrics import MetricsReporter
     from kiwi_core.daemon.reports.status import Reporter
     from kiwi_core.daemon.reports.usage import UsageReporter
-    from kiwi_core.daemon.sessions.ending import Ending
     from kiwi_core.daemon.sessions.link_handler import LinkHandler
     from kiwi_core.daemon.sessions.requests import RequestHandler
     from kiwi_core.daemon.sessions.session_handler import SessionHandler
@@ -38,7 +37,6 @@ class Router:
     reporter: Reporter
     usage: UsageReporter
     metrics: MetricsReporter
-    ending: Ending
     closing: bool = False
     _handlers: Handlers = field(init=False)
     """The handler of each message type; each part lists the messages that it takes."""
@@ -130,7 +128,6 @@ class Router:
         )
         if record is not None:
             self.sessions.resume_burst(record, hello)
-            self.ending.notify_successor(record, connection)
         if hello.role is m.Role.PAGER:
             self.links.welcomed(connection)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import GateOnly, Notice, Reason
-from kiwi_core.units import format_period_s
 from kiwi_core.wire.words import DAEMON_ENDED
 
 if TYPE_CHECKING:
@@ -58,21 +56,6 @@ _WORDS: dict[Notice, tuple[str, str]] = {
             "moved out, so others wait until it frees GPU memory or ends."
         ),
         "Free GPU memory that is not needed, or start the job again with more RAM.",
-    ),
-    Notice.ENDING: (
-        (
-            "Others wait for the GPU memory of this program, which cannot be moved out because its "
-            "job or container has too little RAM, and its turn is over: Kiwi ends the "
-            "program{when} unless it frees that memory, or nobody waits any more."
-        ),
-        "Free GPU memory that is not needed, or save your work, and start again with more RAM.",
-    ),
-    Notice.ENDED: (
-        (
-            "Kiwi ends this program: its turn was over, others waited for its GPU memory, and its "
-            "job or container has too little RAM for that to be moved out."
-        ),
-        "Start it again with more RAM.",
     ),
     Notice.PAGE_IN_REFUSED: (
         (
@@ -153,42 +136,7 @@ def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
     text, remedy = _WORDS[notice]
     if notice is Notice.PAGE_IN_REFUSED:
         remedy = _PAGE_IN_REMEDIES.get(detail.partition(":")[0], remedy)
-    return _with_detail(text.replace("{when}", ""), detail), remedy
-
-
-def ending(detail: str, in_s: float, now_unix_s: float) -> tuple[str, str]:
-    """Return the notice for the user of a program that is ended in ``in_s`` unless things
-    change.
-    """
-    text, remedy = _WORDS[Notice.ENDING]
-    at = time.strftime("%H:%M", time.localtime(now_unix_s + in_s))
-    when = f" in {format_period_s(round(in_s))} (at {at})"
-    return _with_detail(text.replace("{when}", when), detail), remedy
-
-
-def ended_before(cause: str, ended_unix_s: float) -> tuple[str, str]:
-    """Return the notice for the user of a kernel that takes the place of an ended one."""
-    at = time.strftime("%H:%M", time.localtime(ended_unix_s))
-    text = (
-        f"Kiwi ended the kernel that was here before, at {at}: its turn was over, others waited "
-        "for its GPU memory, and its job or container has too little RAM for that to be moved out."
-    )
-    remedy = (
-        "Its variables are gone: run its cells again. To keep them next time, ask for more RAM, or "
-        "free GPU memory that is not needed."
-    )
-    return _with_detail(text, cause), remedy
-
-
-def little_ram(detail: str, end_after_s: float) -> tuple[str, str]:
-    """Return the notice for the user of a program that cannot be moved out. ``end_after_s`` is how
-    long others wait before it is ended; 0: it is not.
-    """
-    text, remedy = sentence(Notice.LITTLE_RAM, detail)
-    if end_after_s:
-        after = format_period_s(end_after_s)
-        text += f" If others wait for that memory for {after} when its turn is over, it is ended."
-    return text, remedy
+    return _with_detail(text, detail), remedy
 
 
 def _with_detail(text: str, detail: str) -> str:

@@ -291,12 +291,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
         lambda m: m.overdue,
     ),
     _counter(
-        "kiwi_sessions_ended_total",
-        "Idle programs that were ended: others waited for GPU memory that the RAM of their job or "
-        "container could not take.",
-        lambda m: m.ended,
-    ),
-    _counter(
         "kiwi_look_errors_total",
         "Looks at the GPU's memory (driver, NVML) in which something could not be read.",
         lambda m: m.look_errors,

@@ -1,8 +1,7 @@
 """Actions: every order of the scheduler. Imperative, never a report.
 
 The daemon performs them: ``Grant``, ``Notify``, ``RoomMade`` and ``RoomDenied`` become wire
-messages, and ``EndSession`` signals to the program; the pager runs the others and reports each in
-an outcome event with the same ``op``:
+messages; the pager runs the others and reports each in an outcome event with the same ``op``:
 
 ===========  ====================================================
 ``Suspend``  ``Suspended`` · ``SuspendRefused``
@@ -56,12 +55,6 @@ class RoomDenied(_Action, frozen=True, kw_only=True):
     detail: str
 
 
-class EndSession(_Action, frozen=True, kw_only=True):
-    """End the program of the session: its turn is over, others wait for its GPU memory, and the RAM
-    of its own job or container is too little to page it out. ``SessionLost`` or ``EndRefused``
-    follows."""
-
-
 class _Operation(_Action, frozen=True, kw_only=True):
     op: OpId
     deadline_ns: int
@@ -98,4 +91,4 @@ class BringResidueBack(_Operation, frozen=True, kw_only=True):
 
 Operation = Suspend | Resume | PageOut | PageIn | BringResidueBack
 RoomAnswer = RoomMade | RoomDenied
-Action = Grant | Notify | RoomMade | RoomDenied | EndSession | Operation
+Action = Grant | Notify | RoomMade | RoomDenied | Operation

@@ -93,9 +93,6 @@ def _check_session(st: State, s: Session) -> None:
     _true(f"{s.id} is gone but wants", not s.gone or (s.want is Want.NONE and s.op is not None))
     _true(f"{s.id} is blocked, not queued", s.blocked is None or s.want is Want.QUEUED)
     _true(f"{s.id} stops, not queued", not s.turn_ending or (s.want is Want.QUEUED and s.mid_burst))
-    _true(f"{s.id} is to be ended but can move", s.ends_ns is None or s.cramped_ns >= 0)
-    queues_again = s.want is Want.QUEUED and not (s.mid_burst or s.leaving or s.stopped)
-    _true(f"{s.id} is ended but has asked for the GPU", not (s.ended and queues_again))
     _equal(f"stretch of {s.id}", s.stretch, _stretch_of(s))
     moves = s.op is not None and s.op.doing in MOVES
     _equal(f"move of {s.id} in the history", s.op is not None and bool(s.op.move_id), moves)
@@ -195,11 +192,6 @@ def _check_rules(st: State) -> None:
         asked[id_] += wanted.bytes
     _equal("asked for", {s.id: s.asked_bytes for s in st.sessions.values()}, asked)
     making_room = bool(st.ops) and not st.queue and not st.runners
-    ending = [s for s in st.cramped.values() if s.ends_ns is not None]
-    _true("waits for an end that does not come", bool(ending) or not st.awaiting_end)
-    _true("ends for nobody", all(s.ended for s in ending) or bool(st.awaiting_end))
-    _true("two end at once", sum(s.ended for s in ending) <= 1)
-    _true("ends, though switched off", not ending or st.config.end_immovable_after_ns > 0)
     _true("hinted, but nothing is done for it", st.hinted is None or making_room)
     _true("outgrown without protection", not st.outgrown or st.anti_thrash is AntiThrash.ON)
     if st.anti_thrash is not AntiThrash.ON:

@@ -66,13 +66,6 @@ class SessionDetached(_Event, frozen=True, kw_only=True):
     session: SessionId
 
 
-class EndRefused(_Event, frozen=True, kw_only=True):
-    """The daemon may not end the session's program, as ``EndSession`` orders: it is left alone."""
-
-    session: SessionId
-    why: str = ""
-
-
 class GuardChanged(_Event, frozen=True, kw_only=True):
     """``guarded`` is whether all processes of the session that use the GPU have Kiwi's gate before
     the driver (true until this event). Without the gate the session is never suspended in
@@ -349,7 +342,6 @@ Event = (
     | PriorityChanged
     | SessionLost
     | SessionDetached
-    | EndRefused
     | GuardChanged
     | SessionStopped
     | SessionContinued

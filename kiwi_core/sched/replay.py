@@ -18,7 +18,6 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import (
     Action,
     BringResidueBack,
-    EndSession,
     Grant,
     Notify,
     PageIn,
@@ -208,8 +207,6 @@ def describe_action(action: Action) -> str:
         text = f"room for {action.session}, request {action.request}"
     elif isinstance(action, RoomDenied):
         text = f"no room for {action.session}, request {action.request}: {action.detail}"
-    elif isinstance(action, EndSession):
-        text = f"end {action.session}"
     else:
         text = f"#{action.op} {_ORDERS[type(action)]} {action.session}"
     return text + why

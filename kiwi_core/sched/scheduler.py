@@ -17,7 +17,6 @@ from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.sched.rules import (
     arrivals,
-    ending,
     hints,
     kept_out,
     observations,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 _HANDLERS = {
     **arrivals.HANDLERS,
-    **ending.HANDLERS,
     **unguarded_and_stopped.HANDLERS,
     **kept_out.HANDLERS,
     **outcomes.HANDLERS,

@@ -194,7 +194,6 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         peak_bytes=None if session.is_unknown(st.total_bytes) else session.peak_bytes or None,
         time_left_ns=time_left_ns,
         keeps_ns=_keeps_ns(st, session, now_ns),
-        ends_in_ns=None if session.ends_ns is None else max(0, session.ends_ns - now_ns),
         problem=session.problem,
-        detail=session.problem_detail if session.ends_ns is None else session.shortage,
+        detail=session.problem_detail,
     )

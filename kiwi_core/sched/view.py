@@ -46,8 +46,6 @@ class SessionView:
     keeps_ns: int | None
     """How long at most it keeps its place from a waiter in case its next cell comes; ``None``: it
     keeps none, or nobody needs it."""
-    ends_in_ns: int | None
-    """How long until it is ended (``rules.ending``) unless things change; ``None``: it is not."""
     problem: Notice | None
     detail: str
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import (
-    EndSession,
     Grant,
     Notify,
     PageOut,
@@ -266,7 +265,7 @@ class _Reader:
         life.asked_ns = None
 
     def _ordered(self, action: Action) -> None:
-        if isinstance(action, (Notify, RoomMade, RoomDenied, EndSession)):
+        if isinstance(action, (Notify, RoomMade, RoomDenied)):
             return
         life = self._life(action.session)
         if isinstance(action, Grant):

@@ -127,8 +127,6 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     journal_lines_lost: Count = 0
     policy: str = ""
     """Name of the policy; "" from an older daemon, which does not send it."""
-    ended: Count = 0
-    """Sessions that were ended, because others waited for memory that could not be paged out."""
     peers: list[PeerUse] = field(default_factory=list)
     log_lines_dropped: Count = 0
     utilisation_percent: int | None = None

@@ -143,9 +143,6 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     ram_bytes: int | None = None
     """System RAM of its process and of its other processes with Kiwi's gate, including what is
     paged out. ``None``: not known, or not for the reader."""
-    ends_in_s: float | None = None
-    """How long until Kiwi ends it, unless things change: its turn is over, and others wait for its
-    memory, which the RAM of its job or container cannot take. ``None``: Kiwi does not."""
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):
@@ -234,6 +231,3 @@ class UsageRow(Struct, frozen=True, kw_only=True):
     moved_in_bytes: int
     bursts: int
     suspensions: int
-    ended: int = 0
-    """Programs that Kiwi has ended, because others waited for GPU memory that they neither used nor
-    could give up."""

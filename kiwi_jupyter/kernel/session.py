@@ -18,7 +18,7 @@ from kiwi_core.units import format_duration_s
 from kiwi_core.wire.words import DAEMON_ENDED
 from kiwi_jupyter.kernel.driver_gate import DriverGate
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_folder, notebook_name
-from kiwi_jupyter.kernel.words import SHOWN_AT_ONCE, SHOWN_NOTICES, told
+from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -384,9 +384,7 @@ class KernelSession:
 
     def _noticed(self, notice: UserNotice) -> None:
         """Keep a notice for a cell to show; called in the reading thread. During a burst, show it
-        at once, because that cell may block in a driver call, perhaps for ever. Do the same if the
-        kernel may be ended before there is another cell.
-        """
+        at once, because that cell may block in a driver call, perhaps for ever."""
         self.notices.append(notice)
         if notice.text.startswith(DAEMON_ENDED):
             self._left_out_by = self._client.welcome if self._client is not None else None
@@ -395,7 +393,7 @@ class KernelSession:
             self.suspended()
         if notice.notice in SHOWN_NOTICES:
             self._unshown.append(notice)
-            if self.mid_burst() or notice.notice in SHOWN_AT_ONCE:
+            if self.mid_burst():
                 self.show_notices()
 
     def show_notices(self) -> None:

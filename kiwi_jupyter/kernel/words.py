@@ -17,14 +17,9 @@ SHOWN_NOTICES: Final = frozenset(
         Notice.STUCK,
         Notice.PAGE_IN_REFUSED,
         Notice.LITTLE_RAM,
-        Notice.ENDING,
-        Notice.ENDED,
     }
 )
 """Notices that users must see in the notebook itself; ``%kiwi status`` shows the others."""
-
-SHOWN_AT_ONCE: Final = frozenset({Notice.ENDING, Notice.ENDED})
-"""Notices that must not wait for the next cell, since there may be none."""
 
 INTERRUPTED: Final = (
     "KeyboardInterrupt: interrupted while waiting for the GPU. Nothing that uses the GPU ran in"

@@ -23,7 +23,7 @@ TYPED = [
     "--lock-timeout", "60", "--stuck-after", "2.5", "--idle-after", "0.5", "--swap-floor", "1.5",
     "--no-bring-back", "--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g",
     "--sessions-per-user", "8", "--metrics", ":9402", "--end-unused-after", "60", "--log-json",
-    "--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--end-immovable-after", "900",
+    "--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB",
     "--pager", "checkpoint",
 ]  # fmt: skip
 ASKED = DaemonOptions(
@@ -45,7 +45,6 @@ ASKED = DaemonOptions(
     pager="checkpoint",
     config=replace(
         DEFAULTS,
-        end_immovable_after_ns=900 * NS_PER_S,
         lock_timeout_ns=60 * NS_PER_S,
         operation_deadline_min_ns=2_500_000_000,
         lingering_idle_ns=NS_PER_S // 2,

@@ -52,16 +52,6 @@ def test_a_table_for_people(daemon: ScriptedDaemon, kiwi: Kiwi) -> None:
     assert (daemon.asked_usage.by, daemon.asked_usage.since_unix_s) == (UsageBy.USER, 0.0)
 
 
-def test_programs_that_were_ended_have_a_column_if_there_are_any(
-    daemon: ScriptedDaemon, kiwi: Kiwi
-) -> None:
-    daemon.usage = told(msgspec.structs.replace(ROW, ended=2), OTHERS)
-    _, _, head, mine, others = kiwi("usage", "--by", "job").out.splitlines()
-    assert head.split()[-1] == "ended"
-    assert mine.split()[-2:] == ["40", "2"]
-    assert others.split()[-1] == "1", "its cells: none of theirs was ended"
-
-
 def test_several_gpus_are_one_table_and_two_objects(
     scripted: Callable[..., ScriptedDaemon], kiwi: Kiwi
 ) -> None:
@@ -84,7 +74,6 @@ def test_several_gpus_are_one_table_and_two_objects(
 def test_jobs_have_numbers_and_what_ran_in_none_has_a_dash(
     daemon: ScriptedDaemon, kiwi: Kiwi
 ) -> None:
-    import msgspec
 
     daemon.usage = told(msgspec.structs.replace(ROW, name="41"), ROW)
     _, _, head, job, none = kiwi("usage", "--by", "job").out.splitlines()
@@ -112,7 +101,6 @@ def test_without_a_daemon_it_says_who_would_know(sockets: Any, kiwi: Kiwi) -> No
 
 
 def test_a_name_cannot_steer_the_terminal(daemon: ScriptedDaemon, kiwi: Kiwi) -> None:
-    import msgspec
 
     daemon.usage = told(msgspec.structs.replace(ROW, name="\x1b[2Jevil"))
     assert "\x1b" not in kiwi("usage", "--by", "notebook").out

@@ -76,7 +76,7 @@ def _start(work: Path, nodes: list[Node]) -> None:
     connect(nodes)
     for node in nodes[1:3]:
         start_kiwi(node)
-    start_kiwi(nodes[3], "2x512MiB", "--end-immovable-after", "10")
+    start_kiwi(nodes[3], "2x512MiB")
     # The first program of a user compiles Kiwi's library, which must not count in a check.
     first = [nodes[1].start("kiwi", "run", "--", "true", user=user) for user in USERS]
     slurm_checks.start(nodes[0], nodes[1:])

@@ -35,7 +35,7 @@ def metrics(uuid: str = "GPU-a", index: int = 0, **changed: Any) -> GpuMetrics:
         "lost_out": 12, "lost_in": 13, "overdue": 14, "hints_begun": 15, "hints_declined": 16,
         "ignored_events": 17, "connections": 18, "connections_taken": 19,
         "connections_ended": {"malformed": 21}, "look_errors": 22, "journal_lines_lost": 23,
-        "policy": "interactive", "log_lines_dropped": 24, "ended": 36,
+        "policy": "interactive", "log_lines_dropped": 24,
         "utilisation_percent": 31, "temperature_c": 32, "power_w": 33.0, "power_limit_w": 34.0,
         "newcomer_wait_s": 35.0,
         "peers": [

@@ -198,25 +198,6 @@ def in_seconds(waits: Waits) -> tuple[int, float]:
     return count(waits), waits.sum_ns / NS_PER_S
 
 
-def test_only_sessions_that_are_really_ended_count() -> None:
-    told = Told("gpu 10 end=5")
-    told.do(0, "a joins resident 8; b joins; memory a=8")
-    told.do(1, "b asks 1")
-    told.do(2, "#1 refuses no-job-memory")
-    told.do(7, "time")
-    told.do(8, "#2 refuses no-job-memory")
-    assert told.tally.ended == 0, "it lives"
-    told.do(9, "a spared another user's")
-    told.do(10, "a dies")
-    assert told.tally.ended == 0
-    told.do(11, "b ends 1; c joins resident 8; memory c=8; b asks 2")
-    told.do(12, "#3 refuses no-job-memory")
-    told.do(17, "time")
-    told.do(18, "#4 refuses no-job-memory")
-    told.do(19, "c dies")
-    assert told.tally.ended == 1
-
-
 def test_the_timeline() -> None:
     """Two do not fit together; the second waits for the first one's quantum and a swap."""
     told = Told("gpu 10 tq=30")

@@ -14,7 +14,7 @@ from simulated_world import (
 
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
-from kiwi_core.states import Notice, Reason
+from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S, SessionId
 
 COPIES = (act.PageOut, act.PageIn, act.BringResidueBack)
@@ -27,12 +27,8 @@ class Driver:
         elif isinstance(action, act.Notify):
             counts = self.counts.notices
             counts[action.notice] = counts.get(action.notice, 0) + 1
-            if action.notice is Notice.ENDING:
-                self._end_told(self.procs[action.session])
         elif isinstance(action, act.RoomAnswer):
             self._room_answered(action)
-        elif isinstance(action, act.EndSession):
-            self._end(self.procs[action.session])
         else:
             self._start(action)
 
@@ -105,48 +101,6 @@ class Driver:
             )
         known = sum(self.known_bytes.values()) + self.left_bytes + action.need_bytes
         assert known <= TOTAL_BYTES - self.seen_outside_bytes, "no room for contexts"
-
-    def _end_told(self, proc: Proc) -> None:
-        """Check that ``proc`` has no turn: it idles, has run for a while, or is stopped."""
-        proc.end_told_ns = self.now_ns
-        runs = proc.id in self.holders
-        if runs:
-            had_ns = self.now_ns - proc.granted_ns
-            assert had_ns >= self.scheduler._st.turn_settings.least_ns, f"{proc.id} has its turn"
-        elif not proc.stopped:
-            assert proc.phase in ("idle", "lingering"), f"{proc.id} waits and is to be ended"
-        assert proc.guarded or not (proc.stopped or runs), f"{proc.id} has no gate"
-
-    def _end(self, proc: Proc) -> None:
-        """Begin to end ``proc``: it dies a while later, unless the daemon may not end it."""
-        for_ns = self.plan.end_immovable_after_ns
-        assert for_ns, f"{proc.id} is ended, though that is switched off"
-        assert proc.flight is None
-        assert not proc.held or proc.stopped
-        assert not proc.ended
-        assert not proc.spared
-        assert not any(other.ended for other in self.procs.values()), "two are ended at once"
-        since = proc.cramped_since_ns, self.waiting_since_ns, proc.end_told_ns
-        for since_ns in since:
-            assert since_ns is not None, f"{proc.id} is ended for no reason"
-            assert self.now_ns - since_ns >= for_ns, f"{proc.id} is ended too early: {since}"
-        self.counts.ended_running += proc.id in self.holders
-        self.counts.ended_stopped += proc.stopped
-        proc.ended = True
-        may = self.rng.random() < 0.6
-        delay_ns = self.rng.randrange(1, 3 * NS_PER_S) if may else 1
-        self._at(delay_ns, lambda: self._ended(proc) if may else self._spared(proc))
-
-    def _ended(self, proc: Proc) -> None:
-        if proc.ended and self.procs.get(proc.id) is proc:
-            self.counts.ended += 1
-            self._kill(proc)
-
-    def _spared(self, proc: Proc) -> None:
-        if proc.ended and self.procs.get(proc.id) is proc:
-            self.counts.spared += 1
-            proc.ended, proc.spared = False, True
-            self.tell(ev.EndRefused(session=proc.id, why="another user's"))
 
     def _check_may_be_moved(self, proc: Proc, action: act.Operation) -> None:
         """Check that no session without a gate is stopped in mid-burst. A process that does not run
@@ -299,10 +253,6 @@ class Driver:
             proc.cramped = self.rng.random() < 0.98
         elif verdict in ("refused", "gone"):
             reason = self._reason(verdict)
-        if reason is not Reason.NO_JOB_MEMORY:
-            proc.cramped_since_ns = None
-        elif proc.cramped_since_ns is None:
-            proc.cramped_since_ns = self.now_ns
         return reason
 
     def _turn_over_if_stopped(self, proc: Proc) -> None:

@@ -215,14 +215,11 @@ class Mischief:
         self.counts.restarts += 1
         self._all_end_unheard()
         self.holders.clear()
-        self.waiting_since_ns = None
         self._new_scheduler(first_op=max(self.used_ops, default=0) + 1)
         procs = list(self.procs.values())
         self.known_bytes = {p.id: p.device_bytes for p in procs}
         self.left_bytes = self.seen_outside_bytes = 0
         for proc in procs:
-            proc.ended = proc.spared = False  # the new daemon does not know
-            proc.cramped_since_ns = proc.end_told_ns = None
             self._rejoin(proc)
         self._report_memory()
         for proc in procs:

@@ -62,7 +62,6 @@ class Notebooks:
             return
         proc.burst += 1
         proc.phase = "waiting"
-        proc.end_told_ns = None
         proc.begun = False
         proc.asked_ns = self.now_ns
         proc.work_ns = int(self.rng.expovariate(1.0) * self.rng.choice((0.1, 1, 5)) * NS_PER_S)

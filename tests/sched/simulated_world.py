@@ -12,7 +12,6 @@ from kiwi_core.states import AntiThrash, Notice, Reason
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
-    from kiwi_core.config import Config
     from kiwi_core.sched import actions as act
 
 TOTAL_BYTES = 1000 * MIB
@@ -73,12 +72,6 @@ class Plan:
     """Probability that the job of a session has too little RAM for its memory to be paged out; that
     may change."""
 
-    end_immovable_after_ns: int = 0
-
-    @property
-    def config(self) -> Config:
-        return replace(CONFIG, end_immovable_after_ns=self.end_immovable_after_ns)
-
     @property
     def calm(self) -> bool:
         """Whether nothing goes wrong, so that the bound on waits must hold."""
@@ -130,12 +123,10 @@ def unguarded_plan_of(seed: int) -> Plan:
 
 
 def cramped_plan_of(seed: int) -> Plan:
-    """Return a similar world with jobs that have too little RAM and that idle for long. In most of
-    these worlds they are ended. There is enough system RAM, or nobody would try to move them."""
+    """Return a similar world with jobs that have too little RAM and that idle for long. There is
+    enough system RAM, or nobody would try to move them."""
     plan = replace(plan_of(seed), cramped=(0.3, 0.7)[seed % 2], bytes_max=950 * MIB)
-    plan = replace(plan, sessions=3 + seed % 4, refuse=plan.refuse / 4, host_budget_bytes=1 << 40)
-    after_ns = (0, NS_PER_S // 2, NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)[seed % 5]
-    return replace(plan, end_immovable_after_ns=after_ns)
+    return replace(plan, sessions=3 + seed % 4, refuse=plan.refuse / 4, host_budget_bytes=1 << 40)
 
 
 @dataclass(eq=False)
@@ -181,8 +172,6 @@ class Proc:
     bound_ns: int | None = None
     rested_ns: int = -(10**18)
     granted_ns: int = 0
-    end_told_ns: int | None = None
-    """When its user was last told that it will be ended; ``None``: not since it last asked."""
     brought_back_ns: int = -(10**18)
     lost: bool = False
     leaving: bool = False
@@ -190,12 +179,8 @@ class Proc:
     stopped: bool = False
     cramped: bool = False
     """Its job has too little RAM: page-outs are refused."""
-    cramped_since_ns: int | None = None
-    """Since when all its page-outs were refused for that; ``None``: the last one was not."""
     beside: set[SessionId] = field(default_factory=set)
     """Who was refusing to be stopped when its last operation began."""
-    ended: bool = False
-    spared: bool = False
     kept_out: bool = False
     held_since_ns: int | None = None
     """When it began to hold the lease without a gate; ``None``: it does not."""
@@ -229,10 +214,5 @@ class Counts:
     """Number of rests that came back because a call was known to wait."""
     unguarded_grants: int = 0
     stops: int = 0
-    ended: int = 0
-    ended_running: int = 0
-    """Number of orders to end a session that ran on past its turn."""
-    ended_stopped: int = 0
-    spared: int = 0
     kept_out: int = 0
     notices: dict[Notice, int] = field(default_factory=dict)

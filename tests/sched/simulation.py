@@ -15,6 +15,7 @@ from simulated_driver import Driver
 from simulated_mischief import Mischief
 from simulated_notebooks import Notebooks
 from simulated_world import (
+    CONFIG,
     JITTER_NS,
     TOTAL_BYTES,
     Counts,
@@ -74,7 +75,6 @@ class Simulation(Notebooks, Driver, Mischief):
         self.used_ops: set[OpId] = set()
         self.requests = 0
         self.past_overtime_ns = 0
-        self.waiting_since_ns: int | None = None
         self.limit = 0
         self._new_scheduler(first_op=1)
         for _ in range(self.plan.sessions):
@@ -89,7 +89,7 @@ class Simulation(Notebooks, Driver, Mischief):
         self.tq_ns = self.longest_tq_ns = plan.tq_ns
         self.scheduler = Scheduler(
             TOTAL_BYTES,
-            config=plan.config,
+            config=CONFIG,
             tq_ns=plan.tq_ns,
             anti_thrash=plan.mode,
             host_budget_bytes=plan.host_budget_bytes,
@@ -105,7 +105,7 @@ class Simulation(Notebooks, Driver, Mischief):
             gpu_uuid="GPU-simulated",
             wall_time_s=0.0,
             first_op=first_op,
-            config=plan.config,
+            config=CONFIG,
             policy=plan.policy,
         )
         self.journal: list[JournalEntry] = []
@@ -115,10 +115,6 @@ class Simulation(Notebooks, Driver, Mischief):
         self.counts.events += 1
         self.journal.append(JournalEntry(now_ns=self.now_ns, event=event, actions=actions))
         self._note_turns_left_where_they_are()
-        if not self.scheduler.waiting:
-            self.waiting_since_ns = None
-        elif self.waiting_since_ns is None:
-            self.waiting_since_ns = self.now_ns
         for action in actions:
             self._perform(action)
         self._check_physics()

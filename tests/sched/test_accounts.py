@@ -72,19 +72,6 @@ def test_the_final_sums_of_one_that_left_are_told() -> None:
     assert A not in world.scheduler.accounts(world.now_ns)
 
 
-def test_an_ended_program_is_counted_when_it_has_gone() -> None:
-    world = World("gpu 10 end=5")
-    world.do(0, "a joins resident 8; b joins; memory a=8")
-    world.do(1, "b asks 1")
-    world.do(2, "#1 refuses no-job-memory")
-    world.do(7, "time")
-    assert world.do(8, "#2 refuses no-job-memory")[0].startswith("end a ")
-    assert account(world, A).ended == 0
-    world.do(9, "a dies")
-    [final] = [one for one in world.scheduler.happenings if isinstance(one, SessionForgotten)]
-    assert (final.session, final.account.ended) == (A, 1)
-
-
 def test_sums_can_be_added_and_subtracted() -> None:
     one, other = Account(held_ns=5, bursts=2), Account(held_ns=3, moved_in_bytes=7)
     assert one.plus(other) == Account(held_ns=8, moved_in_bytes=7, bursts=2)

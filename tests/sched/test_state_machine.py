@@ -6,8 +6,6 @@ Seeds give breadth; this gives short counter-examples. The scheduler audits itse
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -35,15 +33,12 @@ class Machine(RuleBasedStateMachine):
         mode=st.sampled_from(list(AntiThrash)),
         budget=st.sampled_from([0, 5 * GIB, 100 * GIB]),
         policy=st.sampled_from(names()),
-        end_s=st.sampled_from([0, 3, 20]),
         cramped=st.sets(NAMES),
     )
-    def begin(self, mode, budget, policy, end_s, cramped):
-        self.end_ns = end_s * NS_PER_S
+    def begin(self, mode, budget, policy, cramped):
         self.cramped = cramped  # names whose jobs have too little RAM for a page-out
         self.scheduler = Scheduler(
             TOTAL,
-            config=replace(DEFAULTS, end_immovable_after_ns=self.end_ns),
             anti_thrash=mode,
             host_budget_bytes=budget,
             checks=True,
@@ -71,7 +66,6 @@ class Machine(RuleBasedStateMachine):
         self.stopped = set()  # sessions whose process does not run
         self.have_stood = set()  # all that were stopped at any time
         self.kept_out = set()
-        self.ended = set()  # sessions that are being ended
         self.taken = {}  # bytes that the driver took of what a library had left in the GPU
         self.taken_ns = {}
         self.stands = set()  # sessions with a call that is known to wait for that
@@ -87,8 +81,6 @@ class Machine(RuleBasedStateMachine):
                 self.answered(action)
             elif isinstance(action, act.Operation):
                 self.ordered(action)
-            elif isinstance(action, act.EndSession):
-                self.end_ordered(action.session)
 
     def answered(self, answer):
         size = self.asked.pop((answer.session, answer.request))
@@ -96,24 +88,6 @@ class Machine(RuleBasedStateMachine):
             assert all(order.session != answer.session for order in self.flying.values())
             held = sum(s.resident_bytes for s in self.scheduler.view(self.now_ns).sessions)
             assert held + size <= TOTAL, "room was promised that others are known to hold"
-
-    def end_ordered(self, session):
-        """Check that only a session is ended whose turn is over (it idles, runs on, or its process
-        is stopped), one at a time, and for others that wait."""
-        assert self.end_ns
-        assert not self.ended
-        assert session in self.stopped or session not in self.held
-        assert all(order.session != session for order in self.flying.values())
-        assert self.device[session]
-        view = self.scheduler.view(self.now_ns)
-        waiting = {entry.session for entry in view.queue if not entry.kept_out} - {session}
-        assert waiting
-        runs = session in view.holders
-        since_ns = self.granted_ns if runs else self.used
-        assert self.now_ns - since_ns.get(session, 0) >= self.end_ns
-        if runs or session in self.stopped:
-            assert session not in self.unguarded
-        self.ended.add(session)
 
     def who_keeps_out(self, session):
         known = self.scheduler.view(self.now_ns).session(session)
@@ -258,22 +232,11 @@ class Machine(RuleBasedStateMachine):
     def die(self, name):
         if (session := self.ids.pop(name, None)) is not None:
             self.holders.discard(session)
-            self.ended.discard(session)
             self.asked = {key: size for key, size in self.asked.items() if key[0] != session}
             if all(order.session != session for order in self.flying.values()):
                 self.device.pop(session)
                 self.host.pop(session)
             self.feed(ev.SessionLost(session=session))
-
-    @precondition(lambda self: self.ended)
-    @rule(may=st.booleans())
-    def end_comes(self, may):
-        (session,) = self.ended
-        if may:
-            self.die(next(name for name, id_ in self.ids.items() if id_ == session))
-        else:
-            self.ended.clear()
-            self.feed(ev.EndRefused(session=session, why="another user's"))
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES, size=SIZES)

@@ -53,7 +53,6 @@ class World:
             DEFAULTS,
             lingering_idle_ns=3 * NS_PER_S,
             tenancy_trips=float(chosen.get("tenancy", "0")),
-            end_immovable_after_ns=round(float(chosen.get("end", "0")) * NS_PER_S),
         )
         self.scheduler = Scheduler(
             self.total_bytes,
@@ -202,13 +201,6 @@ def _newcomer(world: World) -> str:
     return "?" if wait_ns is None else format_wait_s(wait_ns / NS_PER_S)
 
 
-def _ends(world: World) -> str:
-    """Return the sessions that will be ended, and in how many seconds."""
-    sessions = world.scheduler.view(world.now_ns).sessions
-    ends = [(s.id, s.ends_in_ns / NS_PER_S) for s in sessions if s.ends_in_ns is not None]
-    return " ".join(f"{id_}@{in_s:g}" for id_, in_s in ends) or "-"
-
-
 def _wake(world: World) -> str:
     deadline_ns = world.scheduler.next_deadline_ns()
     return "never" if deadline_ns is None else f"{deadline_ns / NS_PER_S:g}"
@@ -220,7 +212,6 @@ _LOOKS: dict[str, Callable[[World], str]] = {
     "serialised": lambda w: "yes" if w.scheduler.view(w.now_ns).serialised else "no",
     "wake": _wake,
     "newcomer": _newcomer,
-    "ends": _ends,
     "outside": lambda w: f"{w.scheduler.view(w.now_ns).outside_bytes / GIB:g}",
     "ram": lambda w: f"{w.scheduler.view(w.now_ns).paged_out_bytes / GIB:g}",
     "history": lambda w: _history(w),
@@ -271,7 +262,6 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "joins": _joins,
     "dies": lambda s, _: ev.SessionLost(session=s),
     "detaches": lambda s, _: ev.SessionDetached(session=s),
-    "spared": lambda s, words: ev.EndRefused(session=s, why=" ".join(words)),
     "guarded": lambda s, _: ev.GuardChanged(session=s, guarded=True),
     "unguarded": lambda s, _: ev.GuardChanged(session=s, guarded=False),
     "stops": lambda s, words: ev.SessionStopped(session=s, why=" ".join(words)),

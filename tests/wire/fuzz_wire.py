@@ -201,7 +201,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         router = Router(
             Connections(anything, shares), GPU, None,
             sessions=anything, links=anything, requests=anything,
-            reporter=answers, usage=anything, metrics=answers, ending=anything,
+            reporter=answers, usage=anything, metrics=answers,
         )  # fmt: skip
         connection = Connection(router, DEFAULTS, MessageTurns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]

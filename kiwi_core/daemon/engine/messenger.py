@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ import structlog
 from kiwi_core.daemon import user_texts
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify
-from kiwi_core.states import Notice
 from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire.messages import Granted, UserNotice
 
@@ -30,8 +28,6 @@ class Messenger:
 
     _core: Core
     _registry: SessionRegistry
-    _end_after_s: float = 0.0
-    """How long before its end the user of a session gets the notice."""
 
     def after(self, step: Step) -> None:
         for action in step.actions:
@@ -59,8 +55,6 @@ class Messenger:
     def _tell(self, action: Notify) -> None:
         record = self._registry.get(action.session)
         text, remedy = user_texts.sentence(action.notice, action.detail)
-        if action.notice is Notice.ENDING:
-            text, remedy = user_texts.ending(action.detail, self._end_after_s, time.time())
         log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
         if record is None or record.connection is None:
             return

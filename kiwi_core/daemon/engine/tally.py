@@ -19,7 +19,6 @@ from kiwi_core.sched.model.happenings import (
     MoveEnded,
     OperationFailed,
     OperationHung,
-    SessionForgotten,
     StretchEnded,
 )
 from kiwi_core.sched.model.operations import Doing
@@ -105,7 +104,6 @@ class Tally:
         self.lost_out = 0
         self.lost_in = 0
         self.overdue = 0
-        self.ended = 0
         self._held_ns = 0
         self._session_held_ns = 0
         self._holders = 0
@@ -127,8 +125,6 @@ class Tally:
                 self._failed(happening)
             elif isinstance(happening, OperationHung):
                 self.overdue += 1
-            elif isinstance(happening, SessionForgotten):
-                self.ended += happening.account.ended
 
     def held_ns(self, now_ns: int) -> int:
         """Return how long any session has held the lease, until now."""

@@ -38,14 +38,11 @@ small steps costs a few reads, not one at each look."""
 
 @dataclass(eq=False, repr=False)
 class LittleRam:
-    """Takes observations. A session gets one notice; ``root`` is as in ``kiwi_core.gpu.host``, and
-    ``end_after_s`` as in ``user_texts.little_ram``.
-    """
+    """Takes observations. A session gets one notice; ``root`` is as in ``kiwi_core.gpu.host``."""
 
     _record: Callable[[SessionId], SessionRecord | None]
     _links: Callable[[SessionId], Iterable[LinkedProcess]]
     _root: Path = Path("/")
-    _end_after_s: float = 0.0
     _told: WeakSet[SessionRecord] = field(default_factory=WeakSet)
     _checked_bytes: WeakKeyDictionary[SessionRecord, int] = field(default_factory=WeakKeyDictionary)
     """The most GPU memory of each session for which the limits were read."""
@@ -70,6 +67,6 @@ class LittleRam:
         if lacking is None:
             return
         self._told.add(record)
-        text, remedy = user_texts.little_ram(str(lacking), self._end_after_s)
+        text, remedy = user_texts.sentence(Notice.LITTLE_RAM, str(lacking))
         log.info("notice", session=record.id, notice=Notice.LITTLE_RAM.value, detail=str(lacking))
         record.connection.send(UserNotice(notice=Notice.LITTLE_RAM, text=text, remedy=remedy))

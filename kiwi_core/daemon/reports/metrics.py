@@ -89,7 +89,6 @@ class MetricsReporter:
             lost_out=tally.lost_out,
             lost_in=tally.lost_in,
             overdue=tally.overdue,
-            ended=tally.ended,
             hints_begun=self._requests.hints_begun,
             hints_declined=self._requests.hints_declined,
             ignored_events=view.ignored_events,

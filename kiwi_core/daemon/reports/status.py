@@ -6,7 +6,6 @@ Another user's session is shown without name and pid: its position and bytes mat
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -155,13 +154,8 @@ class Reporter:
             said = (view.problem, view.detail)
         elif view.kept_out:
             said = (Notice.KEPT_OUT, f"by {view.kept_out}")
-        elif view.ends_in_ns is not None:
-            said = (Notice.ENDING, view.detail)
         problem, detail = said[0], said[1] if mine else ""
         problem_text = " ".join(user_texts.sentence(problem, detail)).strip() if problem else ""
-        if problem is Notice.ENDING:
-            ending = user_texts.ending(detail, ns_to_seconds(view.ends_in_ns or 0), time.time())
-            problem_text = " ".join(ending)
         return m.SessionStatus(
             id=view.id,
             pid=record.ref.pid if record and mine else 0,
@@ -197,7 +191,6 @@ class Reporter:
             stopped=view.stopped,
             kept_out=view.kept_out,
             ram_bytes=self._ram_bytes(record) if record and mine else None,
-            ends_in_s=_seconds(view.ends_in_ns),
         )
 
     def _ram_bytes(self, record: SessionRecord) -> int | None:

@@ -137,5 +137,4 @@ def _row(account: Account, owner: str, name: str = "", *, mine: bool = False) ->
         moved_in_bytes=account.moved_in_bytes,
         bursts=account.bursts,
         suspensions=account.suspensions,
-        ended=account.ended,
     )

@@ -77,8 +77,6 @@ class Kind(NamedTuple):
     policy: str
     mid_burst: bool
     """The waiter was suspended in mid-burst, and so may be overtaken."""
-    awaits_end: bool
-    """It waits for the end of a session (``rules.ending``)."""
 
 
 class Past(NamedTuple):
@@ -262,7 +260,7 @@ class Forecast:
         return {
             id_: ShownForecast(promise.told(now_ns), promise.why)
             for id_, promise in self._promises.items()
-            if not _in_vain(st, st.queue[id_])
+            if st.queue[id_].blocked is None
         }
 
     # --- what will come -------------------------------------------------------------------------
@@ -282,7 +280,7 @@ class Forecast:
             standing = ForecastBasis(now_ns, place, settings, troubles, holders)
             place += not waiter.turn_ending  # a session whose turn is ending is shown as a holder
             found = ahead.waits_ns.get(waiter.id)
-            if _in_vain(st, waiter):
+            if waiter.blocked is not None:  # nobody knows for how long
                 self._promises.pop(waiter.id, None)
             elif found is not None:
                 fresh = self._foresee(st, waiter, found, now_ns)
@@ -342,7 +340,7 @@ class Forecast:
         standing: ForecastBasis,
     ) -> None:
         kind, promise = _kind(st, waiter), self._promises.get(waiter.id)
-        if promise is not None and promise.kind.awaits_end == kind.awaits_end:
+        if promise is not None:
             promise.renew(fresh, unlucky_ns, standing)
             return
         now_ns = standing.now_ns
@@ -360,8 +358,6 @@ class Forecast:
             if waiter is not None and waiter.queued_ns == promise.queued_ns:
                 continue
             del self._promises[id_]
-            if promise.kind.awaits_end:
-                continue  # its user decides when that comes, so it says nothing about turns
             session = st.sessions.get(id_)
             if session is not None and session.granted_ns >= promise.began_ns:
                 self._learn(promise, session.granted_ns - promise.began_ns)
@@ -397,12 +393,7 @@ def _settings(st: State) -> tuple[object, ...]:
 
 
 def _kind(st: State, waiter: Session) -> Kind:
-    return Kind(st.policy.name, waiter.mid_burst, waiter.id in st.awaiting_end)
-
-
-def _in_vain(st: State, waiter: Session) -> bool:
-    """Return whether ``waiter`` waits for something whose time nobody knows."""
-    return waiter.blocked is not None and waiter.id not in st.awaiting_end
+    return Kind(st.policy.name, waiter.mid_burst)
 
 
 def _bounded(st: State, waiter: Session) -> bool:

@@ -13,7 +13,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import EndSession, Grant, Operation
+from kiwi_core.sched.actions import Grant, Operation
 from kiwi_core.sched.forecast.queue_tail import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
 from kiwi_core.sched.model.happenings import SessionForgotten
@@ -22,7 +22,7 @@ from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
 from kiwi_core.states import Reason
-from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
+from kiwi_core.units import NS_PER_MS, SessionId
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.operations import OngoingOperation
@@ -39,9 +39,6 @@ GOLDEN: Final = 0.6180339887498949
 
 HOLD_NS: Final = 10 * NS_PER_MS
 """Time to suspend or resume a process, without moving anything."""
-
-ENDED_NS: Final = 2 * NS_PER_S
-"""Time from the order to end a program to its death: the daemon tells its user first."""
 
 NEWCOMERS_MAX: Final = 16
 """Number of newcomers of which one run takes account. Each is a whole quantum: with more of them
@@ -77,8 +74,6 @@ class SimulatedFuture:
         """Heap of the times when operations report, with the operation ids."""
         self._ends: list[tuple[int, SessionId, int]] = []
         """Heap of the times when runners' bursts end, with the time of the runner's grant."""
-        self._deaths: list[tuple[int, SessionId]] = []
-        """Heap of the times when sessions die that are being ended."""
         self._free_at_ns: dict[Doing, int] = {}
         """When the bus is free for the next move, by direction."""
         self._lengths_ns: dict[SessionId, int] = {}
@@ -91,7 +86,9 @@ class SimulatedFuture:
                 had_ns = session.attained_ns + session.run_ns(now_ns)
                 self._lengths_ns[id_] = burst_ns(session, had_ns, self._chances[id_])
         for session in copied.cramped.values():
-            self._stays(session)
+            # Its page-outs are refused: that of a runner is tried at the end of its turn.
+            if session.want is not RUNNING:
+                session.try_not_before(NEVER_NS)
         for session in copied.ops.values():
             self._expect_report(session)
         for runner in copied.runners.values():
@@ -147,8 +144,7 @@ class SimulatedFuture:
         report_ns = self._reports[0][0] if self._reports else NEVER_NS
         end_ns = ends[0][0] if ends else NEVER_NS
         wake_ns = NEVER_NS if self._st.wake_ns is None else self._st.wake_ns
-        death_ns = self._deaths[0][0] if self._deaths else NEVER_NS
-        at_ns = min(report_ns, end_ns, wake_ns, death_ns)
+        at_ns = min(report_ns, end_ns, wake_ns)
         if at_ns >= NEVER_NS:
             return None
         self._now_ns = max(self._now_ns, at_ns)
@@ -158,8 +154,6 @@ class SimulatedFuture:
         if at_ns == end_ns:
             _, id_, _ = heapq.heappop(ends)
             return ev.BurstEnded(session=id_, burst=self._st.sessions[id_].burst)
-        if at_ns == death_ns:
-            return ev.SessionLost(session=heapq.heappop(self._deaths)[1])
         return ev.DeadlinePassed()
 
     def _is_stale(self, end: tuple[int, SessionId, int]) -> bool:
@@ -195,14 +189,6 @@ class SimulatedFuture:
             short = [pause_ns for pause_ns in left if pause_ns <= hold_ns]
         self._st.foresee_stay(session, min(at_ns + hold_ns, kept.ends_ns))
 
-    def _stays(self, session: Session) -> None:
-        """Let every page-out of ``session`` be refused, and be tried only before it is ended; that
-        of a runner also at the end of its turn."""
-        if session.ended:
-            heapq.heappush(self._deaths, (self._now_ns + ENDED_NS, session.id))
-        if session.ended or session.want is not RUNNING:
-            session.try_not_before(NEVER_NS)
-
     def _expect_report(self, session: Session) -> None:
         op = session.op
         if op is None or op.overdue:
@@ -223,10 +209,10 @@ class SimulatedFuture:
         st = self._st
         actions = st.handle(self._now_ns)
         _HANDLERS[type(event)](st, event)
-        if isinstance(event, ev.PageOutRefused):
-            self._try_no_more()
-        elif isinstance(event, ev.SessionLost):
-            self._try_runners_again()
+        if isinstance(event, ev.PageOutRefused):  # it is refused again, whenever it is tried
+            for session in st.cramped.values():
+                if session.cramped_ns == self._now_ns:
+                    session.try_not_before(NEVER_NS)
         settle(st)
         if st.keeps is not None:
             self._expect_stay(st.keeps.session, st.keeps)
@@ -235,23 +221,9 @@ class SimulatedFuture:
             if isinstance(action, Grant):
                 self._expect_end(st.sessions[action.session])
                 done.append(action.session)
-            elif isinstance(action, EndSession):
-                heapq.heappush(self._deaths, (self._now_ns + ENDED_NS, action.session))
             elif isinstance(action, Operation):
                 self._expect_report(st.sessions[action.session])
         return done
-
-    def _try_no_more(self) -> None:
-        """Do not try again, except before the end, an operation that was refused just now."""
-        for session in self._st.cramped.values():
-            if session.cramped_ns == self._now_ns:
-                session.try_not_before(NEVER_NS)
-
-    def _try_runners_again(self) -> None:
-        """Try again to suspend runners: a session has gone, so they may stay where they are."""
-        for runner in self._st.runners.values():
-            if runner.cramped_ns >= 0:
-                runner.try_not_before(self._now_ns)
 
 
 def _cost_ns(st: State, session: Session, doing: Doing) -> int:

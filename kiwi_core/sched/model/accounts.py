@@ -21,8 +21,6 @@ class Account(NamedTuple):
     bursts: int = 0
     """Bursts that have begun."""
     suspensions: int = 0
-    ended: int = 0
-    """1 if Kiwi ended its program (``rules.ending``); only in the final sums."""
 
     def since(self, earlier: Account) -> Account:
         return Account(*(now - then for now, then in zip(self, earlier, strict=True)))

@@ -89,8 +89,6 @@ class State(Derived):
     cramped: dict[SessionId, Session] = field(default_factory=dict)
     """The sessions that cannot be paged out because their own job or container has too little RAM
     (``Session.cramped_ns``)."""
-    awaiting_end: set[SessionId] = field(default_factory=set)
-    """The waiters that get room when a session is ended (``Session.ends_ns``)."""
     unread: dict[SessionId, Session] = field(default_factory=dict)
     """The sessions that gave up the lease and whose remaining GPU memory has not been read
     since."""
@@ -165,10 +163,10 @@ class State(Derived):
 
     # --- too little RAM -------------------------------------------------------------------------
 
-    def cramp(self, session: Session, shortage: str) -> None:
+    def cramp(self, session: Session) -> None:
         """Record that its own job or container has too little RAM for ``session`` to be paged
         out."""
-        session.is_cramped(self.now_ns, shortage)
+        session.is_cramped(self.now_ns)
         self.cramped[session.id] = session
 
     def uncramp(self, session: Session) -> None:
@@ -315,7 +313,7 @@ class State(Derived):
 
     def forget(self, session: Session) -> None:
         """Remove ``session`` from all records; its story stays a while."""
-        final = session.account(self.now_ns)._replace(ended=int(session.ended))
+        final = session.account(self.now_ns)
         self.history.happenings.append(SessionForgotten(session.id, final))
         session.no_longer_counts()
         session.gone = True

@@ -121,7 +121,7 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
     session = st.known(event.session)
     if session is None:
         return
-    if session.leaving or session.ended or event.burst < session.burst:
+    if session.leaving or event.burst < session.burst:
         st.ignore()
     elif session.residency is LOST:
         session.note_burst(event.burst)

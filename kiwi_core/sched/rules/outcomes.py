@@ -175,7 +175,7 @@ def _refused(
     known = draining or (reason in HOPELESS and words == session.problem_detail)
     if running.doing is PAGING_OUT:
         known = known or _is_known_to_user(session, reason, words)
-        _stays(st, session, reason, detail)
+        _stays(st, session, reason)
     session.back_off(st.config, st.now_ns, longest=reason in HOPELESS, draining=draining)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported separately
@@ -195,12 +195,12 @@ def _is_known_to_user(session: Session, reason: Reason, words: str) -> bool:
     return reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0
 
 
-def _stays(st: State, session: Session, reason: Reason, detail: str) -> None:
+def _stays(st: State, session: Session, reason: Reason) -> None:
     """Record why its memory could not be paged out."""
     if reason is Reason.UNSUPPORTED:
         session.cannot_move()
     if reason is Reason.NO_JOB_MEMORY:
-        st.cramp(session, detail)
+        st.cramp(session)
     else:
         st.uncramp(session)
 

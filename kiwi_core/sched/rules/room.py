@@ -283,7 +283,7 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
     if found.refusing is not None:
         return refused_by(found.refusing)
     if (victim := found.staying) is not None:
-        return why_it_stays(victim) if victim.ends_ns is None else refused_by(victim)
+        return why_it_stays(victim)
     if stuck := [other for other in st.ops.values() if other.stuck]:
         halted = next((other.stopped for other in stuck if other.stopped), "")
         words = (
@@ -300,5 +300,4 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
 def refused_by(session: Session) -> tuple[Notice, str]:
     """Return that ``session`` could not be moved or suspended, and why, in words for all users."""
     words = session.problem_detail or "another session cannot be moved"
-    ending = "; it is ended if it stays so" if session.ends_ns is not None else ""
-    return Notice.BLOCKED_REFUSED, f"{words.removesuffix('.')}{ending}"
+    return Notice.BLOCKED_REFUSED, words.removesuffix(".")

@@ -14,7 +14,6 @@ from kiwi_core.sched.model.mode import ALWAYS, ON
 from kiwi_core.sched.model.turn import RUNNING
 from kiwi_core.sched.rules import (
     bursts,
-    ending,
     growth,
     hints,
     kept_out,
@@ -35,8 +34,6 @@ def settle(st: State) -> None:
     if st.kept_out:
         kept_out.tend(st)
     _choose_mode(st)
-    if st.cramped or st.awaiting_end:
-        ending.tend(st)
     if st.queue:
         turns.admit(st)
     if st.runners:

@@ -189,12 +189,6 @@ export interface ISession {
    * is paged out. null: not known, or not for the reader.
    */
   readonly ram_bytes: number | null;
-  /**
-   * How long until Kiwi ends it, unless things change: its turn is over, and others wait
-   * for its memory, which the RAM of its job or container cannot take. null: Kiwi does
-   * not.
-   */
-  readonly ends_in_s: number | null;
   readonly path: string | null;
   readonly turn_ends_at: number | null;
   /**
@@ -223,7 +217,6 @@ export const SESSION_DEFAULTS = {
   stopped: '',
   kept_out: '',
   ram_bytes: null,
-  ends_in_s: null,
   path: null,
   turn_ends_at: null,
   keeps_until: null

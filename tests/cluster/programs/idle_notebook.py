@@ -1,8 +1,6 @@
-"""A notebook that idles with GPU memory. When its kernel has been ended, it is started again, as
-Jupyter does, and runs another GPU cell; with the argument ``once`` it is not. Prints what stands
-below the cells."""
+"""A notebook that idles with GPU memory until its kernel is ended. Prints what stands below the
+cell."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty
@@ -20,10 +18,6 @@ block = bytes(1 << 20)
 for number in range(300):
     cuda.cuMemcpyHtoD(int(memory) + (number << 20), block, 1 << 20)
 print("300 MiB taken")
-"""
-AGAIN = """
-from cuda.bindings import driver as cuda
-print("the GPU says", cuda.cuInit(0)[0].name)
 """
 
 
@@ -48,10 +42,3 @@ while kernel.is_alive():
     with suppress(Empty):
         show(client.get_iopub_msg(timeout=0.5))
 print("the kernel has ended", flush=True)
-if "once" in sys.argv:
-    sys.exit()
-kernel.restart_kernel(now=True)
-client.wait_for_ready(timeout=90)
-client.execute_interactive(AGAIN, output_hook=show, timeout=90)
-client.stop_channels()
-kernel.shutdown_kernel(now=True)
