@@ -10,7 +10,7 @@ from kiwi_core.sched.actions import BringResidueBack, PageIn, PageOut
 from kiwi_core.sched.events import PagedIn as PagedInEvent
 from kiwi_core.sched.events import PagedOut as PagedOutEvent
 from kiwi_core.sched.events import ResidueBack
-from kiwi_core.sched.model.happenings import HOLDS, StretchEnded
+from kiwi_core.sched.model.happenings import StretchEnded
 from kiwi_core.sched.replay import MovedBytes
 from kiwi_core.states import HistoryKind
 from kiwi_core.units import SessionId, ns_to_seconds
@@ -95,7 +95,7 @@ class Historian:
 
     def _span(self, kind: HistoryKind, session: str, began_ns: int) -> None:
         """Add a span that ends now."""
-        spans = self.run.held if kind is HOLDS else self.run.waited
+        spans = self.run.held if kind is HistoryKind.HELD else self.run.waited
         began_s, now_s = self._seconds(began_ns), self._seconds(self._now_ns)
         spans.append(HistorySpan(session=session, from_s=began_s, to_s=now_s))
 

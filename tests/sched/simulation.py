@@ -30,12 +30,11 @@ from simulated_world import (
 )
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import SUSPENDED
 from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import Notice
+from kiwi_core.states import Notice, Residency
 from kiwi_core.units import NS_PER_S, OpId, SessionId
 
 if TYPE_CHECKING:
@@ -153,7 +152,10 @@ class Simulation(Notebooks, Driver, Mischief):
             assert not idle_for, f"idle GPU, nothing under way, and {idle_for} wait unblocked"
             assert self._will_wake(), "all waiters are blocked and nobody will look again"
             for waiter in st.queue.values():
-                barred = waiter.residency is SUSPENDED and waiter.blocked is Notice.PAGE_OUT_REFUSED
+                barred = (
+                    waiter.residency is Residency.SUSPENDED
+                    and waiter.blocked is Notice.PAGE_OUT_REFUSED
+                )
                 assert not barred, f"a refused page-out keeps {waiter.id} from going on"
 
     def _check_place_kept(self, kept: PlaceKept) -> None:

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.happenings import (
-    HOLDS,
-    SUSPENDED,
-    WAITS,
-    MoveEnded,
-    OperationFailed,
-    OperationHung,
-    StretchEnded,
-)
+from kiwi_core.sched.model.happenings import MoveEnded, OperationFailed, OperationHung, StretchEnded
 from kiwi_core.sched.model.operations import Doing
 from kiwi_core.states import HistoryKind
 from kiwi_core.units import NS_PER_S, ns_to_seconds
@@ -135,14 +127,14 @@ class Tally:
         return self._session_held_ns + (now_ns - self._at_ns) * self._holders
 
     def _ended(self, ended: StretchEnded) -> None:
-        if ended.then is HOLDS:
-            waits = self.first_waits if ended.kind is WAITS else self.resumption_waits
+        if ended.then is HistoryKind.HELD:
+            waits = self.first_waits if ended.kind is HistoryKind.WAITED else self.resumption_waits
             waits.add(ended.ended_ns - ended.began_ns)
             self._holders_change(1, ended.ended_ns)
-        elif ended.kind is HOLDS:
-            self.suspensions += ended.then is SUSPENDED
+        elif ended.kind is HistoryKind.HELD:
+            self.suspensions += ended.then is HistoryKind.SUSPENDED
             self._holders_change(-1, ended.ended_ns)
-        elif ended.kind is WAITS and ended.then is None:
+        elif ended.kind is HistoryKind.WAITED and ended.then is None:
             self.waits_given_up += 1
 
     def _holders_change(self, by: int, at_ns: int) -> None:

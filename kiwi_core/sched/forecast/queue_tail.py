@@ -9,9 +9,9 @@ from __future__ import annotations
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.memory import PAGED_OUT
-from kiwi_core.sched.model.operations import PAGING_OUT
+from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.rules import tenancy
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -29,8 +29,8 @@ def begins_ns(st: State) -> dict[SessionId, int]:
     for waiter in tenancy.order(st):
         if waiter.blocked is not None or waiter.stuck:
             continue
-        going_out = waiter.op is not None and waiter.op.doing is PAGING_OUT
-        if waiter.residency is PAGED_OUT or going_out:
+        going_out = waiter.op is not None and waiter.op.doing is Doing.PAGING_OUT
+        if waiter.residency is Residency.PAGED_OUT or going_out:
             at_ns += st.speed.in_ns(waiter.footprint_bytes)
         begins[waiter.id] = at_ns
         if st.serialised:

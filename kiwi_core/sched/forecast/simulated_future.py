@@ -18,7 +18,7 @@ from kiwi_core.sched.forecast.queue_tail import begins_ns
 from kiwi_core.sched.forecast.state_copy import copy_of
 from kiwi_core.sched.model.happenings import SessionForgotten
 from kiwi_core.sched.model.operations import Doing
-from kiwi_core.sched.model.turn import RUNNING
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
 from kiwi_core.states import Reason
@@ -87,7 +87,7 @@ class SimulatedFuture:
                 self._lengths_ns[id_] = burst_ns(session, had_ns, self._chances[id_])
         for session in copied.cramped.values():
             # Its page-outs are refused: that of a runner is tried at the end of its turn.
-            if session.want is not RUNNING:
+            if session.want is not Want.RUNNING:
                 session.try_not_before(NEVER_NS)
         for session in copied.ops.values():
             self._expect_report(session)

@@ -10,12 +10,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
 from kiwi_core.sched.model.mode import Mode
-from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESIDUE_IN
+from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.readings import Readings
-from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING, Want
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.model.usage import RecentUsage
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -65,7 +65,7 @@ class Derived(Mode, Readings):
         ``recount`` are the hottest functions of all, hence written out; ``audit`` computes the same
         in the plain way."""
         resident = footprint = session.resident_bytes
-        if session.residency is PAGED_OUT:
+        if session.residency is Residency.PAGED_OUT:
             footprint = resident + session.paged_out_bytes
             if footprint < session.restore_bytes:
                 footprint = session.restore_bytes
@@ -80,7 +80,7 @@ class Derived(Mode, Readings):
             self.resident_bytes += resident - session.counted_resident_bytes
             session.counted_resident_bytes = resident
         active = session.need_bytes
-        if session.want is NOTHING or session.leaving or (session.kept_out and session.aside):
+        if session.want is Want.NONE or session.leaving or (session.kept_out and session.aside):
             active = 0
         if active != session.counted_active_bytes:
             if not active:
@@ -98,16 +98,16 @@ class Derived(Mode, Readings):
         its memory and its need are as before, and it is as active as before."""
         want, op = session.want, session.op
         claim, host = session.resident_bytes, session.paged_out_bytes
-        grows = want is RUNNING
+        grows = want is Want.RUNNING
         if op is not None:
             # A hung operation keeps what it may hold, but no reserve for growth.
-            grows = not op.overdue and (op.ends_turn or op.doing is PAGING_IN)
-            if op.doing is PAGING_IN:
-                grows = grows and want is not NOTHING
+            grows = not op.overdue and (op.ends_turn or op.doing is Doing.PAGING_IN)
+            if op.doing is Doing.PAGING_IN:
+                grows = grows and want is not Want.NONE
                 claim = session.footprint_bytes
-            elif op.doing is PAGING_OUT:
+            elif op.doing is Doing.PAGING_OUT:
                 host += claim
-            elif op.doing is RESIDUE_IN:
+            elif op.doing is Doing.RESIDUE_IN:
                 claim += session.taken_bytes
         if grows and self.protects and not session.gone and not session.leaving:
             need = session.need_bytes
@@ -128,19 +128,19 @@ class Derived(Mode, Readings):
     def _place(self, session: Session) -> None:
         id_ = session.id
         want = session.want if session.resident_bytes and not session.gone else None
-        if want is QUEUED and session.kept_out:
-            want = NOTHING
-        if want is NOTHING:
+        if want is Want.QUEUED and session.kept_out:
+            want = Want.NONE
+        if want is Want.NONE:
             self.idle.setdefault(id_, session)
         elif id_ in self.idle:
             del self.idle[id_]
-        if want is QUEUED:
+        if want is Want.QUEUED:
             self.waiting_in[id_] = session
         elif id_ in self.waiting_in:
             del self.waiting_in[id_]
         if self.knows_owned:
             self._place_partly_in(session, want)
-        held_or_stopped = session.mid_burst or session.residency is SUSPENDED
+        held_or_stopped = session.mid_burst or session.residency is Residency.SUSPENDED
         if held_or_stopped and session.op is None and is_misplaced(session):
             self.misplaced[id_] = session
         elif self.misplaced:
@@ -148,7 +148,7 @@ class Derived(Mode, Readings):
 
     def _place_partly_in(self, session: Session, want: Want | None) -> None:
         self.waiting_partly_in.pop(session.id, None)
-        if want is QUEUED and session.partly_in:
+        if want is Want.QUEUED and session.partly_in:
             del self.waiting_in[session.id]
             self.waiting_partly_in[session.id] = session
 
@@ -159,6 +159,6 @@ def is_misplaced(session: Session) -> bool:
     not suspended in mid-burst."""
     if session.op is not None or session.gone or session.stopped:
         return False
-    if session.residency is SUSPENDED:
-        return session.want is NOTHING or session.leaving
-    return session.residency is RESIDENT and session.mid_burst and session.guarded
+    if session.residency is Residency.SUSPENDED:
+        return session.want is Want.NONE or session.leaving
+    return session.residency is Residency.RESIDENT and session.mid_burst and session.guarded

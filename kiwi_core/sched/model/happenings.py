@@ -6,7 +6,7 @@ history, the swaps, the accounts of the sessions, the metrics) is a fold over th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.operations import Doing
 
 # The kinds of a turn's stretches, under own names: Python 3.11 reads a global name faster.
-HOLDS: Final = HistoryKind.HELD
-WAITS: Final = HistoryKind.WAITED
-SUSPENDED: Final = HistoryKind.SUSPENDED
 
 
 class _Entry(Struct, frozen=True, gc=False):

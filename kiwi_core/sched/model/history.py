@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.accounts import Account
-from kiwi_core.sched.model.happenings import HOLDS, SUSPENDED, MoveEnded, StretchEnded
-from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, Operations
+from kiwi_core.sched.model.happenings import MoveEnded, StretchEnded
+from kiwi_core.sched.model.operations import Doing, Operations
 from kiwi_core.sched.model.standing import Standing
 from kiwi_core.sched.view import HistoryView
 from kiwi_core.states import HistoryKind
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.operations import OngoingOperation
     from kiwi_core.units import SessionId
 
-MOVES: Final = {PAGING_OUT: HistoryKind.OUT, PAGING_IN: HistoryKind.IN}
+MOVES: Final = {Doing.PAGING_OUT: HistoryKind.OUT, Doing.PAGING_IN: HistoryKind.IN}
 
 SWAPS_KEPT: Final = 32
 """Recent moves shown to users: a few minutes of the busiest GPU."""
@@ -119,17 +119,17 @@ class Record(Operations, Standing):
                 self.stood_ns = 0
                 if self.stands_since_ns is not None:
                     self.stands_since_ns = now_ns
-            if kind is HOLDS:
+            if kind is HistoryKind.HELD:
                 self.held_ns += counts_ns
-                if then is SUSPENDED:
+                if then is HistoryKind.SUSPENDED:
                     self.suspensions += 1
             else:
                 self.waited_ns += counts_ns
-                if kind is SUSPENDED:
+                if kind is HistoryKind.SUSPENDED:
                     self.suspended_ns += counts_ns
-                elif then is HOLDS:
+                elif then is HistoryKind.HELD:
                     self.bursts_begun += 1
-            if lasted_ns or then is not HOLDS:
+            if lasted_ns or then is not HistoryKind.HELD:
                 history.serial = serial = history.serial + 1
                 ended = StretchEnded(self.stretch_id, serial, self.id, kind, began_ns, now_ns, then)
                 history.ended.append(ended)
@@ -181,7 +181,7 @@ class Record(Operations, Standing):
             return
         history.swaps.append(ended)
         self.moving_ns += elapsed_ns
-        if op.doing is PAGING_OUT:
+        if op.doing is Doing.PAGING_OUT:
             self.moved_out_bytes += moved_bytes
         else:
             self.moved_in_bytes += moved_bytes
@@ -192,9 +192,9 @@ class Record(Operations, Standing):
         if self.stretch is not None:
             present_ns = now_ns - self.stretch_began_ns - self._stood_ns(now_ns)
         return Account(
-            self.held_ns + (present_ns if self.stretch is HOLDS else 0),
-            self.waited_ns + (0 if self.stretch is HOLDS else present_ns),
-            self.suspended_ns + (present_ns if self.stretch is SUSPENDED else 0),
+            self.held_ns + (present_ns if self.stretch is HistoryKind.HELD else 0),
+            self.waited_ns + (0 if self.stretch is HistoryKind.HELD else present_ns),
+            self.suspended_ns + (present_ns if self.stretch is HistoryKind.SUSPENDED else 0),
             self.moving_ns,
             self.moved_out_bytes,
             self.moved_in_bytes,

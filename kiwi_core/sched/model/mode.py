@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from kiwi_core.states import AntiThrash
-
-# Each member under its own name: see ``memory``.
-ON: Final = AntiThrash.ON
-ALWAYS: Final = AntiThrash.ALWAYS
 
 
 @dataclass(eq=False, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
 from msgspec import Struct
 
@@ -20,14 +19,6 @@ class Doing(Enum):
     PAGING_OUT = "paging-out"
     PAGING_IN = "paging-in"
     RESIDUE_IN = "residue-in"
-
-
-# Each member under its own name: see ``memory``.
-SUSPENDING: Final = Doing.SUSPENDING
-RESUMING: Final = Doing.RESUMING
-PAGING_OUT: Final = Doing.PAGING_OUT
-PAGING_IN: Final = Doing.PAGING_IN
-RESIDUE_IN: Final = Doing.RESIDUE_IN
 
 
 class OngoingOperation(Struct, eq=False):

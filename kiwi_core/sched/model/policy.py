@@ -95,11 +95,6 @@ class Policy:
         """Return the waiters in the order in which they are served. Default: order of arrival."""
         return context.queue.values()
 
-    def first(self, context: PolicyContext) -> Session:
-        """Return the first waiter in ``order``; there is one. Each event asks for it, and mostly
-        for no other: a policy may find it in a shorter way."""
-        return next(iter(self.order(context)))
-
     def turn_ends_at_ns(self, context: PolicyContext, runner: Session, waiter: Session) -> int:  # noqa: ARG002
         """Return when ``runner`` makes way for ``waiter``, the first in order. Default: at the end
         of the runner's quantum."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched.model.cramped import Cramped
 from kiwi_core.sched.model.failures import Failures
 from kiwi_core.sched.model.history import Record
-from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED, Memory
+from kiwi_core.sched.model.memory import Memory
 from kiwi_core.sched.model.needs import Needs
 from kiwi_core.sched.model.program import Program
 from kiwi_core.sched.model.tenancy import Tenancy
-from kiwi_core.sched.model.turn import QUEUED, RUNNING, Turn
-from kiwi_core.states import NOT_FREE, Notice
+from kiwi_core.sched.model.turn import Turn, Want
+from kiwi_core.states import NOT_FREE, Notice, Residency
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.stories import Story
@@ -65,7 +65,7 @@ class Session(Memory, Turn, Needs, Tenancy, Program, Failures, Cramped, Record):
 
     def run_ns(self, now_ns: int) -> int:
         """Return how long its present turn has lasted; 0 unless it holds the lease."""
-        holds = self.want is RUNNING or self.turn_ending
+        holds = self.want is Want.RUNNING or self.turn_ending
         return now_ns - self.granted_ns if holds else 0
 
     def may_not_come_yet(self, now_ns: int) -> bool:
@@ -73,9 +73,11 @@ class Session(Memory, Turn, Needs, Tenancy, Program, Failures, Cramped, Record):
         yet. A refused page-out does not keep a suspended session from going on: it is tried again
         and again while others wait, and meanwhile nobody would run.
         """
-        if self.residency is RESIDENT or self.backoff_until_ns <= now_ns:
+        if self.residency is Residency.RESIDENT or self.backoff_until_ns <= now_ns:
             return False
-        return self.residency is not SUSPENDED or self.problem is not Notice.PAGE_OUT_REFUSED
+        return (
+            self.residency is not Residency.SUSPENDED or self.problem is not Notice.PAGE_OUT_REFUSED
+        )
 
     @property
     def only_recorded(self) -> bool:
@@ -87,7 +89,7 @@ class Session(Memory, Turn, Needs, Tenancy, Program, Failures, Cramped, Record):
     @property
     def aside(self) -> bool:
         """Return whether it wants the GPU, is kept out of it, and no longer holds it."""
-        return bool(self.kept_out) and self.want is QUEUED and not self.turn_ending
+        return bool(self.kept_out) and self.want is Want.QUEUED and not self.turn_ending
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kiwi_core.states import Notice
@@ -18,11 +18,6 @@ class Want(Enum):
     """The session holds the lease."""
 
 
-NOTHING: Final = Want.NONE
-QUEUED: Final = Want.QUEUED
-RUNNING: Final = Want.RUNNING
-
-
 @dataclass(eq=False)
 class Turn:
     """The part of ``Session`` about its bursts and turns. Only this module writes its fields.
@@ -33,7 +28,7 @@ class Turn:
 
     __slots__ = tuple[str, ...]()  # ``Session`` has the slots
 
-    want: Want = NOTHING
+    want: Want = Want.NONE
     """RUNNING exactly while in ``State.runners``; QUEUED exactly while in ``State.queue``, or
     beside it if ``kept_out``."""
     burst: int = 0
@@ -63,7 +58,7 @@ class Turn:
     def asks(self, burst: int, mid_burst: bool, now_ns: int) -> None:
         """Wait for the first turn of ``burst``, or, if it was suspended before, for the next
         one."""
-        self.want = QUEUED
+        self.want = Want.QUEUED
         self.burst = burst
         self.mid_burst = mid_burst
         self.asked_ns = self.queued_ns = now_ns
@@ -72,7 +67,7 @@ class Turn:
 
     def asks_to_leave(self, now_ns: int) -> None:
         """Wait without a burst until its memory is paged in."""
-        self.want = QUEUED
+        self.want = Want.QUEUED
         self.queued_ns = now_ns
 
     def note_burst(self, burst: int) -> None:
@@ -97,7 +92,7 @@ class Turn:
     def granted(self, now_ns: int, clock_ns: int) -> None:
         """Hold the lease from now on, for a fresh quantum. ``clock_ns`` is on the clock of
         ``RecentUsage``."""
-        self.want = RUNNING
+        self.want = Want.RUNNING
         self.mid_burst = False
         self.granted_ns = now_ns
         self.began_ns = clock_ns
@@ -105,13 +100,13 @@ class Turn:
 
     def runs_on(self) -> None:
         """Hold the lease as before, because it could not be suspended."""
-        self.want = RUNNING
+        self.want = Want.RUNNING
         self.mid_burst = False
         self.unblock()
 
     def makes_way(self, now_ns: int) -> None:
         """Wait for the next turn. It holds the lease until it has been suspended."""
-        self.want = QUEUED
+        self.want = Want.QUEUED
         self.mid_burst = True
         self.queued_ns = now_ns
 
@@ -123,9 +118,9 @@ class Turn:
 
     def rests(self, now_ns: int) -> None:
         """Want nothing."""
-        if self.want is not NOTHING:
+        if self.want is not Want.NONE:
             self.rested_ns = now_ns
-        self.want = NOTHING
+        self.want = Want.NONE
         self.mid_burst = False
         if self.blocked is not None:
             self.unblock()

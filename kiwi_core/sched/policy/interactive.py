@@ -268,11 +268,6 @@ class Interactive(Policy):
 
     # --- decisions ------------------------------------------------------------------------------
 
-    def first(self, context: PolicyContext) -> Session:
-        if context.waiting_in or not self._levels_decide(context, context.now_ns):
-            return super().first(context)
-        return next(filter(_lines, self._lanes)).first()
-
     def order(self, context: PolicyContext) -> Iterable[Session]:
         if len(context.queue) <= 1:
             return context.queue.values()

@@ -44,11 +44,6 @@ class OwnerTurns:
         if line is not None:
             self.lines[session.owner] = line
 
-    def first(self) -> Session:
-        """Return the first waiter; there is one."""
-        line = next(iter(self.lines.values()))
-        return next(iter(line.values()))
-
     def __iter__(self) -> Iterator[Session]:
         """Return the first waiter of each owner, then the second one of each, and so on."""
         if self._waiters == len(self.lines):  # each owner has one

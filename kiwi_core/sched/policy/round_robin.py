@@ -47,9 +47,6 @@ class RoundRobin(Policy):
     def served(self, session: Session) -> None:
         self._turns.served(session)
 
-    def first(self, context: PolicyContext) -> Session:  # noqa: ARG002
-        return self._turns.first()
-
     def order(self, context: PolicyContext) -> Iterable[Session]:  # noqa: ARG002
         return self._turns
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT, SUSPENDED
-from kiwi_core.sched.model.operations import PAGING_OUT
-from kiwi_core.sched.model.turn import NOTHING, QUEUED, RUNNING
+from kiwi_core.sched.model.operations import Doing
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import bursts, growth, kept_out, orders
 from kiwi_core.sched.rules.outcomes import mark_lost
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
-from kiwi_core.states import Notice, Priority
+from kiwi_core.states import Notice, Priority, Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         return
     elif session.leaving:
         session.leaving = False
-        if session.want is QUEUED:
+        if session.want is Want.QUEUED:
             bursts.to_rest(st, session)
     if event.guarded is not None:
         session.gate_found(event.guarded)
@@ -44,7 +43,7 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         _prioritise(st, session, event.priority)
     if event.kept_out:
         kept_out.keep_out(st, session, event.kept_out)
-    if event.mid_burst and session.want is NOTHING and session.residency is not LOST:
+    if event.mid_burst and session.want is Want.NONE and session.residency is not Residency.LOST:
         bursts.enqueue(st, session, event.burst, mid_burst=True)
     session.note_burst(event.burst)
     st.refresh(session)
@@ -73,16 +72,16 @@ def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
     """Take over the state of ``session`` that the driver reports."""
     was = session.residency
     resident_bytes = event.resident_bytes
-    if event.residency is RESIDENT and not resident_bytes:
+    if event.residency is Residency.RESIDENT and not resident_bytes:
         resident_bytes = session.resident_bytes  # 0: not read yet
     session.found(event.residency, resident_bytes, event.paged_out_bytes)
-    if session.residency is LOST:
-        if session.want is not NOTHING:
+    if session.residency is Residency.LOST:
+        if session.want is not Want.NONE:
             bursts.to_rest(st, session)
         bursts.lose(st, session)
-        if was is not LOST:
+        if was is not Residency.LOST:
             mark_lost(st, session, "")
-    elif session.want is RUNNING and session.residency is not RESIDENT:
+    elif session.want is Want.RUNNING and session.residency is not Residency.RESIDENT:
         # The session cannot be running: another party suspended it. Bring it back in its turn.
         burst = session.burst
         bursts.to_rest(st, session)
@@ -105,13 +104,13 @@ def detached(st: State, event: ev.SessionDetached) -> None:
     if session is None or session.leaving:
         return
     kept_out.admit_again(st, session)
-    if session.want is not NOTHING:
+    if session.want is not Want.NONE:
         bursts.end(st, session, "left Kiwi", st.now_ns)
     session.leaving = True
     growth.drop_all(st, session)
-    if session.op is not None or session.residency is SUSPENDED:
+    if session.op is not None or session.residency is Residency.SUSPENDED:
         st.refresh(session)
-    elif session.residency is PAGED_OUT:
+    elif session.residency is Residency.PAGED_OUT:
         bursts.enqueue_return(st, session)
     else:
         st.forget_leaver(session)
@@ -123,15 +122,15 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
         return
     if session.leaving or event.burst < session.burst:
         st.ignore()
-    elif session.residency is LOST:
+    elif session.residency is Residency.LOST:
         session.note_burst(event.burst)
         st.notify(session, Notice.LOST, session.problem_detail)
         orders.grant_lost(st, session)
-    elif session.want is not NOTHING and event.burst == session.burst:
-        if session.want is RUNNING:
+    elif session.want is not Want.NONE and event.burst == session.burst:
+        if session.want is Want.RUNNING:
             orders.grant_again(st, session)
     else:
-        if session.want is not NOTHING:
+        if session.want is not Want.NONE:
             bursts.end(st, session, "the next one begins", st.now_ns)
         bursts.enqueue(st, session, event.burst)
 
@@ -141,7 +140,7 @@ def _in_burst(st: State, session_id: SessionId, burst: int) -> Session | None:
     session = st.known(session_id)
     if session is None:
         return None
-    if session.want is NOTHING or session.leaving or session.burst != burst:
+    if session.want is Want.NONE or session.leaving or session.burst != burst:
         st.ignore()
         return None
     return session
@@ -161,7 +160,7 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
     session = _in_burst(st, event.session, event.burst)
     if session is None:
         return
-    if session.want is QUEUED and not session.mid_burst:
+    if session.want is Want.QUEUED and not session.mid_burst:
         bursts.end(st, session, "over before it began")
         return
     st.lingers(session)
@@ -170,10 +169,10 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
 
 def may_release(session: Session) -> bool:
     """Return whether ``session`` is at rest and free to move, or already being paged out."""
-    if session.want is not NOTHING or session.leaving or session.gone:
+    if session.want is not Want.NONE or session.leaving or session.gone:
         return False
     if session.op is not None:
-        return session.op.doing is PAGING_OUT
+        return session.op.doing is Doing.PAGING_OUT
     return not must_stay(session)
 
 
@@ -182,7 +181,7 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     session = st.known(event.session)
     if session is None or not may_release(session) or session.op is not None:
         return
-    if session.residency not in (RESIDENT, SUSPENDED):
+    if session.residency not in (Residency.RESIDENT, Residency.SUSPENDED):
         return
     left_bytes = st.host_budget_bytes - st.host_claimed_bytes
     if session.resident_bytes > left_bytes:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.happenings import SUSPENDED, WAITS
-from kiwi_core.sched.model.turn import QUEUED, RUNNING
+from kiwi_core.sched.model.turn import Want
+from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
-    from kiwi_core.states import HistoryKind
 
 
 def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:
@@ -18,7 +17,9 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
     if session.rested_ns is not None and not mid_burst:
         session.paused_for(st.now_ns - session.rested_ns)
     session.asks(burst, mid_burst, st.now_ns)
-    session.turn_goes_on(SUSPENDED if mid_burst else WAITS, st.now_ns, st.history)
+    session.turn_goes_on(
+        HistoryKind.SUSPENDED if mid_burst else HistoryKind.WAITED, st.now_ns, st.history
+    )
     session.may_move_again()
     st.uncramp(session)
     session.learn_from_start(session.footprint_bytes)
@@ -48,7 +49,7 @@ def stop_holding(st: State, session: Session, then: HistoryKind | None = None) -
 
 def turn_ended(st: State, session: Session) -> None:
     """Record that a session that held the lease is suspended and waits for its next turn."""
-    stop_holding(st, session, then=SUSPENDED)
+    stop_holding(st, session, then=HistoryKind.SUSPENDED)
     session.queues_again(st.now_ns)
     session.learn_from_suspension(session.attained_ns)
 
@@ -60,10 +61,10 @@ def to_rest(st: State, session: Session) -> None:
 
 
 def _rest(st: State, session: Session) -> None:
-    if session.want is RUNNING:
+    if session.want is Want.RUNNING:
         stop_holding(st, session)
         st.runs_no_more(session)
-    elif session.want is QUEUED:
+    elif session.want is Want.QUEUED:
         st.leave_line(session)
         if session.turn_ending:
             stop_holding(st, session)
@@ -79,14 +80,16 @@ def _rest(st: State, session: Session) -> None:
 def wait_anew(st: State, session: Session) -> None:
     """End the session's present wait and begin a new one, for its turn."""
     session.queues_again(st.now_ns)
-    session.turn_goes_on(SUSPENDED if session.mid_burst else WAITS, st.now_ns, st.history)
+    session.turn_goes_on(
+        HistoryKind.SUSPENDED if session.mid_burst else HistoryKind.WAITED, st.now_ns, st.history
+    )
 
 
 def end(st: State, session: Session, why: str, left_ns: int | None = None) -> None:
     """End the burst, whether it runs, was suspended, or has not begun. ``left_ns`` is when its
     program stopped using the GPU, if its memory must still be read; otherwise ``None``."""
-    begun = session.want is RUNNING or session.mid_burst
-    if left_ns is not None and (session.want is RUNNING or session.turn_ending):
+    begun = session.want is Want.RUNNING or session.mid_burst
+    if left_ns is not None and (session.want is Want.RUNNING or session.turn_ending):
         st.left_gpu(session, left_ns)
     _rest(st, session)
     session.burst_ends()

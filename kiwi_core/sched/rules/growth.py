@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import RoomDenied, RoomMade
-from kiwi_core.sched.model.memory import LOST, SUSPENDED
 from kiwi_core.sched.model.session import RoomRequest
-from kiwi_core.sched.model.turn import QUEUED, RUNNING
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import room
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def wanted(st: State, event: ev.RoomWanted) -> None:
         st.ignore()
         return
     drop(st, session, event.request)
-    if session.residency is LOST:
+    if session.residency is Residency.LOST:
         _deny(st, session, event.request, "Its GPU memory is lost.")
         return
     if (why := _beyond_the_gpu(st, session, event.bytes)) is not None:
@@ -88,9 +87,9 @@ def _tend(st: State, wanted: RoomRequest) -> None:
     if (why := _beyond_the_gpu(st, session, wanted.bytes)) is not None:
         _give_up(st, wanted, why)  # programs outside have grown
         return
-    if session.want is QUEUED or session.op is not None:
+    if session.want is Want.QUEUED or session.op is not None:
         return  # the room is made before its turn comes
-    if session.residency is SUSPENDED:
+    if session.residency is Residency.SUSPENDED:
         return  # its burst ended while it was suspended: it is resumed first
     kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
     others_bytes = st.claimed_bytes - session.counted_claim_bytes
@@ -131,7 +130,7 @@ def _promised_bytes(st: State, session: Session) -> int:
 def _others_make_way(st: State, session: Session) -> bool:
     """Return whether sessions that run beside it make way. They no longer fit together: one of
     them all has to wait, maybe this one."""
-    if session.want is not RUNNING or st.anti_thrash is not AntiThrash.ON:
+    if session.want is not Want.RUNNING or st.anti_thrash is not AntiThrash.ON:
         return False
     st.runners_outgrow(st.outgrown or len(st.runners) > 1)
     makes_way = any(runner.guarded for runner in st.runners.values())

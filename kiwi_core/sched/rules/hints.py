@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import LOST, PAGED_OUT
-from kiwi_core.sched.model.turn import NOTHING
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.room import is_residue
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
+from kiwi_core.states import Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ def _too_soon(st: State, session: Session, now_ns: int) -> str:
 
 
 def _not_out(session: Session) -> str:
-    if session.want is not NOTHING or session.op is not None:
+    if session.want is not Want.NONE or session.op is not None:
         return NOT_AT_REST
     if session.stopped:
         return f"its process is {session.stopped}"
     if session.kept_out:
         return f"{session.kept_out} keeps it out of the GPU"
-    if session.residency is LOST:
+    if session.residency is Residency.LOST:
         return "the contents of its memory are lost"
-    return "its memory is in the GPU" if session.residency is not PAGED_OUT else ""
+    return "its memory is in the GPU" if session.residency is not Residency.PAGED_OUT else ""
 
 
 def _in_the_way(st: State, session: Session) -> str:

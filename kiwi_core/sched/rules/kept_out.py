@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import RESIDENT, SUSPENDED
-from kiwi_core.sched.model.operations import PAGING_OUT, SUSPENDING
-from kiwi_core.sched.model.turn import QUEUED, RUNNING
+from kiwi_core.sched.model.operations import Doing
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import bursts, orders
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def keep_out(st: State, session: Session, by: str) -> None:
     """Keep ``session`` out from now on, or change who keeps it out."""
-    queued = session.want is QUEUED
+    queued = session.want is Want.QUEUED
     if queued:
         st.leave_line(session)
     session.kept_out = by
@@ -49,7 +49,7 @@ def admit_again(st: State, session: Session) -> None:
     if aside:
         bursts.wait_anew(st, session)
     st.refresh(session)
-    if session.want is QUEUED:
+    if session.want is Want.QUEUED:
         st.line_up(session)
     st.tell(session, "not kept out any more")
 
@@ -57,9 +57,12 @@ def admit_again(st: State, session: Session) -> None:
 def tend(st: State) -> None:
     """End the turns of kept-out sessions that hold the lease, and page out their memory."""
     for session in tuple(st.kept_out.values()):
-        if session.op is not None or session.residency not in (RESIDENT, SUSPENDED):
+        if session.op is not None or session.residency not in (
+            Residency.RESIDENT,
+            Residency.SUSPENDED,
+        ):
             continue
-        runs = session.want is RUNNING
+        runs = session.want is Want.RUNNING
         if must_stay(session) if not runs else not session.guarded:
             continue  # a session without a gate goes on until its burst ends
         fits = st.host_claimed_bytes + session.resident_bytes <= st.host_budget_bytes
@@ -71,7 +74,7 @@ def tend(st: State) -> None:
             continue
         cause = f"{session.kept_out} suspends it"
         if runs:
-            orders.end_turn(st, session, PAGING_OUT if moves else SUSPENDING, cause)
+            orders.end_turn(st, session, Doing.PAGING_OUT if moves else Doing.SUSPENDING, cause)
         else:
             orders.page_out(st, session, cause)
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import PAGED_OUT
-from kiwi_core.sched.model.turn import RUNNING
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.rules import bursts, growth
-from kiwi_core.states import NOT_FREE
+from kiwi_core.states import NOT_FREE, Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +26,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         if session is not None and _at_rest_since(session, began_ns):
             if session_id in event.at_large and session.residency in NOT_FREE:
                 _slipped(st, session)
-            out = session.residency is PAGED_OUT and session.paged_out_bytes
+            out = session.residency is Residency.PAGED_OUT and session.paged_out_bytes
             if session_id in event.nowhere and out:
                 _vanished(st, session)
             session.was_read(resident_bytes, session_id in event.owned)
@@ -38,7 +37,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         if session is None:
             continue
         session.seen_at_work(busy)
-        if session.want is RUNNING:
+        if session.want is Want.RUNNING:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         st.all_read(began_ns, _outside_bytes(st, event.free_bytes))
@@ -69,7 +68,7 @@ def need(st: State, event: ev.NeedReported) -> None:
 def _learn(st: State, session: Session, held_bytes: int) -> None:
     """Learn from a reading. Memory that was first read after its last burst ended was held in that
     burst, too, although the next one has begun meanwhile."""
-    in_burst = session.want is RUNNING or session.mid_burst
+    in_burst = session.want is Want.RUNNING or session.mid_burst
     of_last = session.unread and not session.mid_burst and not session.attained_ns
     session.learn_from_reading(held_bytes, st.total_bytes, in_burst, of_last)
 

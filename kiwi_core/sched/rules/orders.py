@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.actions import BringResidueBack, Grant, PageIn, PageOut, Resume, Suspend
-from kiwi_core.sched.model.happenings import HOLDS
 from kiwi_core.sched.model.history import MOVES
-from kiwi_core.sched.model.operations import (
-    PAGING_IN,
-    PAGING_OUT,
-    RESIDUE_IN,
-    RESUMING,
-    SUSPENDING,
-    Doing,
-    OngoingOperation,
-)
+from kiwi_core.sched.model.operations import Doing, OngoingOperation
 from kiwi_core.sched.rules import tenancy
 from kiwi_core.sched.rules.bursts import turn_ended
-from kiwi_core.states import Notice
+from kiwi_core.states import HistoryKind, Notice
 from kiwi_core.units import NS_PER_S, OpId
 
 if TYPE_CHECKING:
@@ -26,14 +17,10 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
-# Under own names: see ``memory``.
-GOES_ON: Final = Notice.RESUMED
-SUSPENDED_NOTICE: Final = Notice.SUSPENDED
-
 _ACTIONS: Final[dict[Doing, type[Suspend | Resume | PageOut]]] = {
-    SUSPENDING: Suspend,
-    RESUMING: Resume,
-    PAGING_OUT: PageOut,
+    Doing.SUSPENDING: Suspend,
+    Doing.RESUMING: Resume,
+    Doing.PAGING_OUT: PageOut,
 }
 """The actions that take no more than all operations do."""
 
@@ -43,14 +30,14 @@ def grant(st: State, session: Session, cause: str) -> None:
     session.comes_back(tenancy.comes_back(st, session))
     st.leave_line(session)
     goes_on, now_ns = session.mid_burst, st.now_ns
-    session.turn_goes_on(HOLDS, now_ns, st.history)
+    session.turn_goes_on(HistoryKind.HELD, now_ns, st.history)
     session.granted(now_ns, st.usage.clock_ns(now_ns))
     session.turn_begins(now_ns)
     st.now_runs(session)
     st.recount(session)
     quantum_ns = st.policy.quantum_ns(st, session)
     if goes_on:
-        st.notify(session, GOES_ON, cause=cause)
+        st.notify(session, Notice.RESUMED, cause=cause)
     st.actions.append(
         Grant(session=session.id, burst=session.burst, quantum_ns=quantum_ns, cause=cause)
     )
@@ -85,7 +72,7 @@ def end_turn(st: State, session: Session, doing: Doing, cause: str) -> None:
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     if not session.kept_out:  # else ``line_up`` notifies it
-        st.notify(session, SUSPENDED_NOTICE, cause=cause)
+        st.notify(session, Notice.SUSPENDED, cause=cause)
     _start(st, session, doing, cause, ends_turn=True)
     st.line_up(session)
 
@@ -95,30 +82,30 @@ def leave_where_it_is(st: State, session: Session, cause: str) -> None:
     st.runs_no_more(session)
     session.makes_way(st.now_ns)
     turn_ended(st, session)
-    st.notify(session, SUSPENDED_NOTICE, cause=cause)
+    st.notify(session, Notice.SUSPENDED, cause=cause)
     st.refresh(session)
     st.line_up(session)
     st.tell(session, "its turn is over ({})", cause)
 
 
 def suspend(st: State, session: Session, cause: str) -> None:
-    _start(st, session, SUSPENDING, cause)
+    _start(st, session, Doing.SUSPENDING, cause)
 
 
 def resume(st: State, session: Session, cause: str) -> None:
-    _start(st, session, RESUMING, cause)
+    _start(st, session, Doing.RESUMING, cause)
 
 
 def page_out(st: State, session: Session, cause: str, *, hinted: bool = False) -> None:
-    _start(st, session, PAGING_OUT, cause, hinted=hinted)
+    _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted)
 
 
 def page_in(st: State, session: Session, cause: str, *, hinted: bool = False) -> None:
-    _start(st, session, PAGING_IN, cause, hinted=hinted)
+    _start(st, session, Doing.PAGING_IN, cause, hinted=hinted)
 
 
 def bring_residue_back(st: State, session: Session, cause: str) -> None:
-    _start(st, session, RESIDUE_IN, cause)
+    _start(st, session, Doing.RESIDUE_IN, cause)
 
 
 def _start(
@@ -135,16 +122,16 @@ def _start(
     moved_bytes = move_id = 0
     if doing in MOVES:
         moved_bytes = session.resident_bytes
-        if doing is PAGING_IN:  # all but what an interrupted page-out left in the GPU
+        if doing is Doing.PAGING_IN:  # all but what an interrupted page-out left in the GPU
             moved_bytes = session.footprint_bytes - moved_bytes
         move_id = st.history.next()
-    elif doing is RESIDUE_IN:
+    elif doing is Doing.RESIDUE_IN:
         moved_bytes = session.taken_bytes
     st.op_begins(session, OngoingOperation(op, doing, now_ns, ends_turn, hinted, move_id))
     until_ns = now_ns + _allowed_ns(st, moved_bytes)
     action: Action
-    if doing is PAGING_IN or doing is RESIDUE_IN:
-        kind = PageIn if doing is PAGING_IN else BringResidueBack
+    if doing is Doing.PAGING_IN or doing is Doing.RESIDUE_IN:
+        kind = PageIn if doing is Doing.PAGING_IN else BringResidueBack
         action = kind(session=id_, op=op, deadline_ns=until_ns, need_bytes=moved_bytes, cause=cause)
     else:
         action = _ACTIONS[doing](session=id_, op=op, deadline_ns=until_ns, cause=cause)

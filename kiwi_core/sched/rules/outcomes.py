@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.happenings import OperationFailed, OperationHung
-from kiwi_core.sched.model.memory import LOST, PAGED_OUT, RESIDENT
-from kiwi_core.sched.model.operations import (
-    PAGING_IN,
-    PAGING_OUT,
-    RESIDUE_IN,
-    RESUMING,
-    SUSPENDING,
-    Doing,
-)
-from kiwi_core.sched.model.turn import NOTHING, QUEUED
+from kiwi_core.sched.model.operations import Doing
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import bursts, hints, orders
-from kiwi_core.states import Notice, Reason
+from kiwi_core.states import Notice, Reason, Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,10 +71,10 @@ def _leave_or_return(st: State, session: Session) -> None:
     session."""
     if not session.leaving:
         st.refresh(session)
-    elif session.residency in (RESIDENT, LOST):
+    elif session.residency in (Residency.RESIDENT, Residency.LOST):
         bursts.to_rest(st, session)
         st.forget_leaver(session)
-    elif session.residency is PAGED_OUT and session.want is NOTHING:
+    elif session.residency is Residency.PAGED_OUT and session.want is Want.NONE:
         bursts.enqueue_return(st, session)
     else:
         st.refresh(session)
@@ -94,11 +86,11 @@ def _suspended(st: State, session: Session, running: OngoingOperation) -> None:
 
 
 def suspended(st: State, event: ev.Suspended) -> None:
-    if (taken := _take(st, event, SUSPENDING)) is not None:
+    if (taken := _take(st, event, Doing.SUSPENDING)) is not None:
         session, running = taken
         session.was_suspended(event.resident_bytes)
         if event.resident_bytes is not None:
-            wants = session.want is not NOTHING
+            wants = session.want is not Want.NONE
             session.learn_from_reading(event.resident_bytes, st.total_bytes, in_burst=wants)
             st.memory_read(session, st.now_ns)
         elif session.read_ns < 0:  # else its memory was read while it ran
@@ -119,11 +111,11 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
     mover = st.ops.get(event.op)
     if mover is not None and mover.paged_out_bytes:
         moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # by this move
-    if (taken := _take(st, event, PAGING_OUT, moved_bytes, event.elapsed_ns)) is not None:
+    if (taken := _take(st, event, Doing.PAGING_OUT, moved_bytes, event.elapsed_ns)) is not None:
         session, running = taken
         # A hang says nothing about speed. If the session was out already, the driver moved what the
         # library had left, at another speed.
-        if not running.overdue and session.residency is not PAGED_OUT:
+        if not running.overdue and session.residency is not Residency.PAGED_OUT:
             st.speed.learn_out(moved_bytes, event.elapsed_ns)
         session.gives_up_its_place()
         session.went_out(_all_bytes(session, event), event.moved_bytes, event.stays_bytes)
@@ -134,19 +126,21 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
 
 
 def paged_in(st: State, event: ev.PagedIn) -> None:
-    if (taken := _take(st, event, PAGING_IN, event.moved_bytes, event.elapsed_ns)) is not None:
+    if (
+        taken := _take(st, event, Doing.PAGING_IN, event.moved_bytes, event.elapsed_ns)
+    ) is not None:
         session, running = taken
         if not running.overdue:
             st.speed.learn_in(event.moved_bytes, event.elapsed_ns)
         session.came_in(_all_bytes(session, event))
         st.tell(session, "paged in: {!b} in {!t}", event.moved_bytes, event.elapsed_ns)
-        if running.hinted and session.want is NOTHING:
+        if running.hinted and session.want is Want.NONE:
             hints.came_back(st, session)
         _succeeded(st, session)
 
 
 def resumed(st: State, event: ev.Resumed) -> None:
-    if (taken := _take(st, event, RESUMING)) is not None:
+    if (taken := _take(st, event, Doing.RESUMING)) is not None:
         session, _ = taken
         session.was_resumed()
         st.tell(session, "let go")
@@ -164,7 +158,7 @@ def _refused(
     """Handle a refusal. Nothing changed in the target, so leave it alone for a while."""
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.choose_no_more(session)
-    if session.stopped and running.doing is not PAGING_IN:
+    if session.stopped and running.doing is not Doing.PAGING_IN:
         session.cannot_move_while_stopped()
     if running.ends_turn:
         if session.stopped:
@@ -173,14 +167,14 @@ def _refused(
             _runs_on(st, session)
     draining = reason is Reason.DRAINING
     known = draining or (reason in HOPELESS and words == session.problem_detail)
-    if running.doing is PAGING_OUT:
+    if running.doing is Doing.PAGING_OUT:
         known = known or _is_known_to_user(session, reason, words)
         _stays(st, session, reason)
     session.back_off(st.config, st.now_ns, longest=reason in HOPELESS, draining=draining)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported separately
         session.has_problem(notice, words)
-        asked = not running.hinted or session.want is not NOTHING
+        asked = not running.hinted or session.want is not Want.NONE
         if asked and not known:
             st.notify(session, notice, words)
     _leave_or_return(st, session)
@@ -215,17 +209,17 @@ def _runs_on(st: State, session: Session) -> None:
 
 
 def suspend_refused(st: State, event: ev.SuspendRefused) -> None:
-    if (taken := _take(st, event, SUSPENDING)) is not None:
+    if (taken := _take(st, event, Doing.SUSPENDING)) is not None:
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_out_refused(st: State, event: ev.PageOutRefused) -> None:
-    if (taken := _take(st, event, PAGING_OUT)) is not None:
+    if (taken := _take(st, event, Doing.PAGING_OUT)) is not None:
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_in_refused(st: State, event: ev.PageInRefused) -> None:
-    if (taken := _take(st, event, PAGING_IN)) is not None:
+    if (taken := _take(st, event, Doing.PAGING_IN)) is not None:
         session, running = taken
         if event.reason is Reason.NO_ROOM:
             session.lacked_room(st.margin_bytes)
@@ -233,26 +227,28 @@ def page_in_refused(st: State, event: ev.PageInRefused) -> None:
 
 
 def resume_failed(st: State, event: ev.ResumeFailed) -> None:
-    if (taken := _take(st, event, RESUMING)) is not None:
+    if (taken := _take(st, event, Doing.RESUMING)) is not None:
         if event.paged_out_bytes:
-            taken[0].found(PAGED_OUT, 0, event.paged_out_bytes)
+            taken[0].found(Residency.PAGED_OUT, 0, event.paged_out_bytes)
         _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
 
 def page_out_lost(st: State, event: ev.PageOutLost) -> None:
-    if (taken := _take(st, event, PAGING_OUT)) is not None:
+    if (taken := _take(st, event, Doing.PAGING_OUT)) is not None:
         lost(st, *taken, event.detail)
 
 
 def page_in_lost(st: State, event: ev.PageInLost) -> None:
     session = st.ops.get(event.op)
-    residue = session is not None and session.op is not None and session.op.doing is RESIDUE_IN
-    if (taken := _take(st, event, RESIDUE_IN if residue else PAGING_IN)) is not None:
+    residue = (
+        session is not None and session.op is not None and session.op.doing is Doing.RESIDUE_IN
+    )
+    if (taken := _take(st, event, Doing.RESIDUE_IN if residue else Doing.PAGING_IN)) is not None:
         lost(st, *taken, event.detail)
 
 
 def residue_back(st: State, event: ev.ResidueBack) -> None:
-    if (taken := _take(st, event, RESIDUE_IN)) is not None:
+    if (taken := _take(st, event, Doing.RESIDUE_IN)) is not None:
         session, _ = taken
         session.residue_came_in(event.moved_bytes)
         st.memory_read(session, st.now_ns)
@@ -262,7 +258,7 @@ def residue_back(st: State, event: ev.ResidueBack) -> None:
 
 def residue_refused(st: State, event: ev.ResidueRefused) -> None:
     """Leave the residue where it is for a while. That is no reason to put off a page-in."""
-    if (taken := _take(st, event, RESIDUE_IN)) is not None:
+    if (taken := _take(st, event, Doing.RESIDUE_IN)) is not None:
         session, _ = taken
         session.residue_waits(st.config, st.now_ns)
         words = f"{event.reason.value}: {event.detail}" if event.detail else event.reason.value
@@ -275,9 +271,9 @@ def lost(st: State, session: Session, running: OngoingOperation, detail: str) ->
     grant, so that its own CUDA calls raise; otherwise it would wait for ever."""
     if running.ends_turn:
         bursts.stop_holding(st, session)
-    waits = session.want is QUEUED and not session.mid_burst and not session.leaving
+    waits = session.want is Want.QUEUED and not session.mid_burst and not session.leaving
     bursts.lose(st, session)
-    if session.want is not NOTHING:
+    if session.want is not Want.NONE:
         bursts.to_rest(st, session)
     mark_lost(st, session, detail)
     if waits:

@@ -21,11 +21,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import PAGED_OUT
-from kiwi_core.sched.model.turn import NOTHING
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import orders
 from kiwi_core.sched.rules.room import RESIDUE_SHARE, forced_bytes, is_residue
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay
+from kiwi_core.states import Residency
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LOOK_INTERVAL_NS: Final = NS_PER_S
 
 def wanted(st: State, event: ev.ResidueWanted) -> None:
     session = st.known(event.session)
-    if session is None or session.residency is not PAGED_OUT:
+    if session is None or session.residency is not Residency.PAGED_OUT:
         return
     session.wants_residue(st.now_ns)
     st.look_at_residues(st.now_ns)
@@ -69,7 +69,7 @@ def _bring_one_back(st: State) -> bool:
         room_bytes -= hung.counted_claim_bytes - hung.resident_bytes
     spare_bytes: int | None = None
     for session in sorted(st.taken.values(), key=_is_only_taken):
-        if session.want is not NOTHING or session.op is not None or session.gone:
+        if session.want is not Want.NONE or session.op is not None or session.gone:
             continue  # it waits for its turn, or something hangs
         if session.stopped or session.kept_out:
             continue

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from kiwi_core.sched.model.memory import LOST, PAGED_OUT
-from kiwi_core.sched.model.operations import PAGING_OUT
+from kiwi_core.sched.model.operations import Doing
 from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.model.state import PlaceKept
-from kiwi_core.sched.model.turn import RUNNING
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import orders, tenancy
 from kiwi_core.sched.rules.unguarded_and_stopped import must_stay, why_it_stays
-from kiwi_core.states import Notice
+from kiwi_core.states import Notice, Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -50,10 +49,6 @@ class RoomState(Enum):
 
 _queued_ns = attrgetter("queued_ns")
 _until_ns = attrgetter("until_ns")
-
-READY: Final = RoomState.READY
-COMING: Final = RoomState.COMING
-SHORT: Final = RoomState.SHORT
 
 
 class VictimSurvey(Struct, eq=False):
@@ -86,7 +81,7 @@ def wanted_bytes(st: State, session: Session) -> int:
     if session.leaving:
         return footprint
     if not st.protects:
-        if session.residency is not PAGED_OUT:
+        if session.residency is not Residency.PAGED_OUT:
             return session.counted_claim_bytes
         expected = footprint
     else:
@@ -134,7 +129,7 @@ def coming_bytes(st: State) -> int:
 def _making_room(st: State) -> Iterator[Session]:
     for session in st.ops.values():
         op = session.op
-        if op is not None and op.doing is PAGING_OUT and not op.overdue:
+        if op is not None and op.doing is Doing.PAGING_OUT and not op.overdue:
             yield session
 
 
@@ -183,7 +178,7 @@ def _movable(st: State, beside: Session | None) -> Iterable[Session]:
     for victim in st.policy.victims(st.idle.values(), waiters):
         if victim is beside or victim.op is not None:
             continue
-        if not victim.leaving and victim.residency is not LOST:
+        if not victim.leaving and victim.residency is not Residency.LOST:
             yield victim
 
 
@@ -211,7 +206,7 @@ def _awaits_reading(st: State, beside: Session) -> bool:
     awaits = False
     for session in st.unread.values():
         until_ns = session.left_ns + st.config.reading_patience_ns
-        if session is beside or session.want is RUNNING or session.op is not None:
+        if session is beside or session.want is Want.RUNNING or session.op is not None:
             continue
         if until_ns > st.now_ns:
             st.wake_at(until_ns)
@@ -224,11 +219,11 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     its possible growth suffices. If the session would be ``alone`` (no session holds the lease or
     is being brought in), room for what it already has suffices."""
     if st.unread and _awaits_reading(st, session):
-        return COMING, None
+        return RoomState.COMING, None
     has_bytes = session.counted_claim_bytes + st.capacity_bytes - st.claimed_bytes
     short_bytes = wanted_bytes(st, session) - has_bytes
     if short_bytes <= 0:
-        return READY, None
+        return RoomState.READY, None
     needs_bytes = minimum_bytes(st, session, alone) - has_bytes
     forces_bytes = max(needs_bytes, forced_bytes(st, session) - has_bytes)
     comes_bytes = coming_bytes(st)
@@ -236,16 +231,16 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     found = survey(st, lacking_bytes, session, forces_bytes - comes_bytes, keeps=True)
     if found.kept is not None and found.gain_bytes < lacking_bytes:
         _keep(st, found.kept)
-        return COMING, found
+        return RoomState.COMING, found
     if comes_bytes + found.gain_bytes < short_bytes:
         if comes_bytes + found.gain_bytes < needs_bytes:
-            return SHORT, found
+            return RoomState.SHORT, found
         if not found.victims and not comes_bytes:
-            return READY, found
+            return RoomState.READY, found
     evict(st, found, f"room for {session.id}")
     for victim in found.victims:
         st.goes_out_for(victim, session)
-    return COMING, found
+    return RoomState.COMING, found
 
 
 def _keep(st: State, kept: PlaceKept) -> None:
@@ -292,7 +287,7 @@ def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice
         return Notice.BLOCKED_REFUSED, words
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
     words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"
-    if any(other.residency is LOST for other in st.sessions.values()):
+    if any(other.residency is Residency.LOST for other in st.sessions.values()):
         words += ", or a program whose GPU memory is lost, until it is restarted"
     return Notice.BLOCKED_OUTSIDE, words
 

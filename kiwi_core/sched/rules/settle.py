@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.model.memory import SUSPENDED
-from kiwi_core.sched.model.mode import ALWAYS, ON
-from kiwi_core.sched.model.turn import RUNNING
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import (
     bursts,
     growth,
@@ -21,7 +19,7 @@ from kiwi_core.sched.rules import (
     residues,
     turns,
 )
-from kiwi_core.states import Notice
+from kiwi_core.states import AntiThrash, Notice, Residency
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -54,7 +52,7 @@ def _end_lingerers(st: State) -> None:
     """End lingering bursts at the end of their quantum where it is unknown whether left-over
     threads still use the GPU. (Where it is known, the observation ended the burst already.)"""
     for session in tuple(st.lingerers.values()):
-        if session.want is not RUNNING or not session.lingering:
+        if session.want is not Want.RUNNING or not session.lingering:
             st.drop_lingerer(session)
         elif session.busy is None:
             end_ns = session.granted_ns + st.quantum_ns(session)
@@ -69,8 +67,8 @@ def _choose_mode(st: State) -> None:
     crowded = st.active > 1 and (
         st.outgrown or st.active_need_bytes + st.margin_bytes > st.capacity_bytes
     )
-    automatic = st.anti_thrash is ON
-    serialise = crowded if automatic else st.anti_thrash is ALWAYS
+    automatic = st.anti_thrash is AntiThrash.ON
+    serialise = crowded if automatic else st.anti_thrash is AntiThrash.ALWAYS
     if serialise is st.serialised:
         return
     st.serialise(serialise)
@@ -87,7 +85,7 @@ def _tend_misplaced(st: State) -> None:
     """Resume sessions that are suspended without need, and suspend those that run though they were
     not to (a restore that had hung has succeeded after all)."""
     for session in tuple(st.misplaced.values()):
-        suspended = session.residency is SUSPENDED
+        suspended = session.residency is Residency.SUSPENDED
         backs_off = session.backoff_until_ns > st.now_ns
         if session.may_not_come_yet(st.now_ns) if suspended else backs_off:
             st.wake_at(session.backoff_until_ns)

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.memory import RESIDENT
 from kiwi_core.sched.model.state import PlaceKept
-from kiwi_core.sched.model.turn import NOTHING
+from kiwi_core.sched.model.turn import Want
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,9 +68,7 @@ twice the best choice (ski rental)."""
 
 def first(st: State) -> Session:
     """Return the first waiter in ``order``; there is one."""
-    if st.waiting_in or st.out_for:
-        return next(iter(order(st)))
-    return st.policy.first(st)
+    return next(iter(order(st)))
 
 
 def order(st: State) -> Iterable[Session]:
@@ -111,7 +109,7 @@ def _back(st: State) -> list[Session]:
     """Return the tenants that have come back while their place was kept."""
     if not st.waiting_in or len(st.queue) == len(st.waiting_in):
         return []
-    waiter = st.policy.first(st)
+    waiter = next(iter(st.policy.order(st)))
     if waiter.id in st.waiting_in:
         return []
     back = [
@@ -132,7 +130,11 @@ def _queued_ns(session: Session) -> int:
 def kept_place(st: State, idle: Session, waiter: Session) -> PlaceKept | None:
     """Return whether and until when ``idle`` stays in the GPU although ``waiter`` needs the
     room."""
-    if idle.want is not NOTHING or idle.residency is not RESIDENT or idle.rested_ns is None:
+    if (
+        idle.want is not Want.NONE
+        or idle.residency is not Residency.RESIDENT
+        or idle.rested_ns is None
+    ):
         return None
     if idle.kept_out or idle.tenant_ns is None:
         return None

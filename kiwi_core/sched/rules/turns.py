@@ -7,13 +7,12 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.model.memory import PAGED_OUT, RESIDENT, SUSPENDED
-from kiwi_core.sched.model.operations import PAGING_IN, PAGING_OUT, RESIDUE_IN, SUSPENDING
-from kiwi_core.sched.model.turn import NOTHING
+from kiwi_core.sched.model.operations import Doing
+from kiwi_core.sched.model.turn import Want
 from kiwi_core.sched.rules import orders, room, tenancy
-from kiwi_core.sched.rules.room import READY, SHORT, VictimSurvey
+from kiwi_core.sched.rules.room import RoomState, VictimSurvey
 from kiwi_core.sched.rules.unguarded_and_stopped import leave_those_that_stand
-from kiwi_core.states import Notice
+from kiwi_core.states import Notice, Residency
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
@@ -35,9 +34,6 @@ _granted_ns = attrgetter("granted_ns")
 _need_bytes = attrgetter("need_bytes")
 _resident_bytes = attrgetter("resident_bytes")
 
-GO_ON: Final = QueueStep.GO_ON
-WAIT: Final = QueueStep.WAIT
-
 
 def admit(st: State) -> None:
     """Bring in the waiters whose turn it is, strictly in the policy's order, except that a waiter
@@ -45,7 +41,7 @@ def admit(st: State) -> None:
     if st.stopped:
         leave_those_that_stand(st)
     first = next(iter(st.chosen.values())) if st.chosen else tenancy.first(st)
-    if _advance(st, first) is GO_ON and st.queue:
+    if _advance(st, first) is QueueStep.GO_ON and st.queue:
         _admit_others(st, first)
     if st.chosen:
         for waiter in tuple(st.chosen.values()):
@@ -65,7 +61,7 @@ def _admit_others(st: State, first: Session) -> None:
             if waiter.id in seen or waiter.id not in st.queue:
                 continue
             seen.add(waiter.id)
-            if _advance(st, waiter) is WAIT:
+            if _advance(st, waiter) is QueueStep.WAIT:
                 return
 
 
@@ -78,19 +74,19 @@ def _advance(st: State, waiter: Session) -> QueueStep:
                 waiter.block(Notice.STOPPED, waiter.stopped)
             else:
                 waiter.block(Notice.STUCK, "a driver call on it hangs")
-            return GO_ON
-        if op.doing is PAGING_IN:
+            return QueueStep.GO_ON
+        if op.doing is Doing.PAGING_IN:
             room.make_up(st, waiter)
         coming_in = waiter.id in st.chosen
-        return GO_ON if coming_in and not st.serialised else WAIT
+        return QueueStep.GO_ON if coming_in and not st.serialised else QueueStep.WAIT
     if waiter.stopped:
         waiter.block(Notice.STOPPED, waiter.stopped)
-        return GO_ON
+        return QueueStep.GO_ON
     if waiter.backoff_until_ns and waiter.may_not_come_yet(st.now_ns):
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
         waiter.block(waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
-        return GO_ON
+        return QueueStep.GO_ON
 
     # Those in its way: they hold the lease or are being brought in.
     others = len(st.runners)
@@ -99,36 +95,36 @@ def _advance(st: State, waiter: Session) -> QueueStep:
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         if _comes_ahead(st, waiter):
             waiter.unblock()
-            return WAIT
+            return QueueStep.WAIT
         return _await_turn(st, waiter, others)
     state, found = room.make_room(st, waiter, not others)
-    if state is READY:
+    if state is RoomState.READY:
         return _bring_in(st, waiter)
-    if state is SHORT and others:
+    if state is RoomState.SHORT and others:
         return _await_turn(st, waiter, others)
     # What comes in for nobody can go out again: its request was withdrawn, a hint was the reason,
     # or it is a residue.
-    for_nobody = any(_restoring(one) and one.want is NOTHING for one in st.ops.values())
-    if state is SHORT and not for_nobody and found is not None:
+    for_nobody = any(_restoring(one) and one.want is Want.NONE for one in st.ops.values())
+    if state is RoomState.SHORT and not for_nobody and found is not None:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
-        return GO_ON
+        return QueueStep.GO_ON
     waiter.unblock()
-    return WAIT
+    return QueueStep.WAIT
 
 
 def _bring_in(st: State, waiter: Session) -> QueueStep:
     if waiter.blocked is not None:
         waiter.unblock()
-    if waiter.residency is RESIDENT:
+    if waiter.residency is Residency.RESIDENT:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
-        return GO_ON
-    behind = WAIT if st.serialised else GO_ON
-    if waiter.residency is SUSPENDED:
+        return QueueStep.GO_ON
+    behind = QueueStep.WAIT if st.serialised else QueueStep.GO_ON
+    if waiter.residency is Residency.SUSPENDED:
         st.choose(waiter)
         orders.resume(st, waiter, "its turn")
         return behind
     if not _may_restore(st):
-        return WAIT
+        return QueueStep.WAIT
     st.choose(waiter)
     orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
     return behind
@@ -138,7 +134,7 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
     """Page in ``waiter`` (or make room for it) beside the runners before its turn, so that the GPU
     does not idle meanwhile; return whether that is under way. A session in mid-burst is excluded:
     its program would go on at once."""
-    if waiter.residency is not PAGED_OUT or waiter.mid_burst or not st.runners:
+    if waiter.residency is not Residency.PAGED_OUT or waiter.mid_burst or not st.runners:
         return False
     need_bytes = waiter.need_bytes + sum(map(_need_bytes, st.runners.values()))
     if need_bytes + st.margin_bytes > st.capacity_bytes:
@@ -151,9 +147,9 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
         st.wake_at(begin_ns)
         return False
     state, _ = room.make_room(st, waiter, alone=False)
-    if state is READY:
+    if state is RoomState.READY:
         orders.page_in(st, waiter, "its turn is next")
-    return state is not SHORT
+    return state is not RoomState.SHORT
 
 
 def _may_restore(st: State) -> bool:
@@ -167,7 +163,7 @@ def _may_restore(st: State) -> bool:
 
 def _restoring(session: Session) -> bool:
     op = session.op
-    return op is not None and op.doing in (PAGING_IN, RESIDUE_IN) and not op.overdue
+    return op is not None and op.doing in (Doing.PAGING_IN, Doing.RESIDUE_IN) and not op.overdue
 
 
 def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
@@ -176,7 +172,7 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
     the runners, one of them is being suspended or comes in already."""
     if not st.protects or others > len(st.runners):
         _unblock(st, waiter)
-        return WAIT
+        return QueueStep.WAIT
     hindrance: tuple[Notice, str] | None = None
     runners = tuple(st.runners.values())
     for runner in sorted(runners, key=_granted_ns) if len(runners) > 1 else runners:
@@ -192,17 +188,17 @@ def _await_turn(st: State, waiter: Session, others: int) -> QueueStep:
         # end first, nobody knows for how long: who fits beside them need not wait for that.
         if all(one.backoff_until_ns > st.now_ns and not one.draining for one in runners):
             state, _ = room.make_room(st, waiter, alone=False)
-            if state is READY:
+            if state is RoomState.READY:
                 return _bring_in(st, waiter)
         _block(st, waiter, *hindrance)
-        return GO_ON
+        return QueueStep.GO_ON
     # The policy is asked only once, at the end of the pass. Asking for each of a hundred waiters
     # that a runner hinders took 36 ms.
     if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
         st.wake_at(reorders_at_ns)
     if waiter.blocked is not None:
         _unblock(st, waiter)
-    return WAIT
+    return QueueStep.WAIT
 
 
 def _unblock(st: State, waiter: Session) -> None:
@@ -229,7 +225,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     # What is reserved for the growth of runners, and of sessions being suspended, is free once they
     # are suspended.
     growing = [*st.runners.values()]
-    growing += [s for s in st.ops.values() if s.op is not None and s.op.doing is SUSPENDING]
+    growing += [s for s in st.ops.values() if s.op is not None and s.op.doing is Doing.SUSPENDING]
     free_bytes = sum([s.counted_claim_bytes - s.resident_bytes for s in growing])
     free_bytes += st.free_bytes + room.coming_bytes(st) + waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
@@ -243,7 +239,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         least_bytes = room.minimum_bytes(st, waiter, alone=st.holders == 1)
         enough = free_bytes + found.gain_bytes >= least_bytes
     if enough:
-        orders.end_turn(st, runner, SUSPENDING, cause)
+        orders.end_turn(st, runner, Doing.SUSPENDING, cause)
         return None
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
         return room.blocked_by(st, waiter, found)
@@ -251,7 +247,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return room.refused_by(runner)
     if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
         return room.blocked_by(st, waiter, VictimSurvey(over_budget=runner))
-    orders.end_turn(st, runner, PAGING_OUT, cause)
+    orders.end_turn(st, runner, Doing.PAGING_OUT, cause)
     st.goes_out_for(runner, waiter)
     return None
 
@@ -291,7 +287,7 @@ def thin_out(st: State) -> None:
             continue
         # Where system RAM is full or the session cannot be moved, suspending it stops its growth.
         fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
-        doing = PAGING_OUT if fits and not runner.unmovable else SUSPENDING
+        doing = Doing.PAGING_OUT if fits and not runner.unmovable else Doing.SUSPENDING
         orders.end_turn(st, runner, doing, "the runners no longer fit together")
 
 

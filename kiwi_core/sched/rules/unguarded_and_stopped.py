@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.model.memory import RESIDENT
 from kiwi_core.sched.rules import orders
-from kiwi_core.states import Notice
+from kiwi_core.states import Notice, Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +70,7 @@ def continued(st: State, event: ev.SessionContinued) -> None:
     if session.blocked is Notice.STOPPED:
         session.unblock()
     st.tell(session, "its process goes on")
-    left = session.mid_burst and session.residency is RESIDENT and session.op is None
+    left = session.mid_burst and session.residency is Residency.RESIDENT and session.op is None
     if left and not session.guarded:
         orders.grant(st, session, CANNOT_BE_HELD)
     st.refresh(session)
