@@ -27,7 +27,12 @@ const TURNS = scheduler({
 function placeKept(): IGpu {
   const explore = session('explore', { resident_bytes: 40 * GIB, keeps_until: NOW + 11.4 });
   const train = session('train', { state: 'suspended', paged_out_bytes: 46 * GIB });
-  return gpu({ sessions: [explore, train], queue: [waits('train', 1, 62)], gauges: QUIET });
+  return gpu({
+    sessions: [explore, train],
+    queue: [waits('train', 1, 62)],
+    scheduler: { ...TURNS, why: 'together they may need 86 GiB and the GPU has 80 GiB' },
+    gauges: QUIET
+  });
 }
 
 /** The timeline of the design: A is granted, B waits, A is suspended, B runs and finishes early,
@@ -114,7 +119,9 @@ function yours(): IGpu {
   return {
     ...base,
     queue: [waits('c', 1, 26)],
-    sessions: base.sessions.filter(s => s.id !== 'explore')
+    sessions: base.sessions
+      .filter(s => s.id !== 'explore')
+      .map(s => (s.id === 'c' ? { ...s, paged_out_bytes: 72 * GIB } : s))
   };
 }
 
@@ -205,7 +212,7 @@ function crowd(): IGpu {
       mine,
       state: index === 0 ? 'running' : rests ? (index % 3 ? 'paged-out' : 'idle') : 'waiting',
       resident_bytes: index === 0 ? 40 * GIB : rests && index % 3 === 0 ? 0.9 * GIB : 0,
-      paged_out_bytes: index > 0 && (!rests || index % 3) ? (2 + (index % 5)) * GIB : 0,
+      paged_out_bytes: rests ? (index % 3 ? 1.5 * GIB : 0) : index > 0 ? (7 + (index % 4)) * GIB : 0,
       turn_ends_at: index === 0 ? NOW + 8 : null
     });
   });
@@ -297,6 +304,8 @@ function keptOut(waits_: boolean): IGpu {
 const problem = (code: string, message: string, remedy: string) =>
   state([], { code, message, remedy });
 
+const ANOTHER = { name: 'another user', path: null };
+
 /** The kernel in front belongs to an environment without Kiwi. */
 function withoutKiwi(): IState {
   const text =
@@ -307,7 +316,8 @@ function withoutKiwi(): IState {
   const bare_kernels = { 'kernel-old': { takes_part: false, text } };
   const gpus = all.gpus.map(one => ({
     ...one,
-    sessions: one.sessions.map(each => ({ ...each, mine: false, name: 'another user', path: null }))
+    sessions: one.sessions.map(each => ({ ...each, mine: false, ...ANOTHER })),
+    history: one.history.map(each => ({ ...each, ...ANOTHER }))
   }));
   return { ...all, gpus, server: { ...all.server, bare_kernels } };
 }

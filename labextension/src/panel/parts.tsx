@@ -78,10 +78,15 @@ export function Countdown(props: {
   return <>{text}</>;
 }
 
-/** "at most 21 s more", counting down by itself. */
-export function Turn(props: { store: IKiwiStore; gpu: IGpu; holder: ISession }) {
-  const { store, gpu, holder } = props;
-  return <>{useTicking(() => turnText(gpu, holder, store.now()))}</>;
+/** "at most 21 s more", counting down by itself. `otherwise` is shown where that is not known. */
+export function Turn(props: {
+  store: IKiwiStore;
+  gpu: IGpu;
+  holder: ISession;
+  otherwise?: string;
+}) {
+  const { store, gpu, holder, otherwise } = props;
+  return <>{useTicking(() => turnText(gpu, holder, store.now()) || (otherwise ?? ''))}</>;
 }
 
 /** For how long a session keeps its place in the GPU in case its next cell comes. */
@@ -105,11 +110,11 @@ export function LeaveQueue(props: { gpu: IGpu; session: ISession; actions: IKiwi
         className="jp-Kiwi-button"
         data-kiwi="leave-queue"
         disabled={pending.busy}
-        aria-label={trans.__('Leave the queue with %1', nameOf(session))}
+        aria-label={trans.__('Leave the line with %1', nameOf(session))}
         title={trans.__('Interrupts the cell that waits, as Kernel → Interrupt does.')}
         onClick={() => pending.run(() => actions.leave({ gpu, session }))}
       >
-        {pending.busy ? trans.__('Leaving…') : trans.__('Leave the queue')}
+        {pending.busy ? trans.__('Leaving…') : trans.__('Leave the line')}
       </button>
       {pending.error !== '' && (
         <span className="jp-Kiwi-error" role="alert">

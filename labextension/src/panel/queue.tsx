@@ -72,7 +72,7 @@ function Holders(props: IPart) {
                   ? subjectMark()
                   : live &&
                     session?.keeps_until === null && (
-                      <Turn store={store} gpu={gpu} holder={session} />
+                      <Turn store={store} gpu={gpu} holder={session} otherwise={hasIt()} />
                     )}
               </span>
             </div>
@@ -88,6 +88,9 @@ function Holders(props: IPart) {
     </ul>
   );
 }
+
+/** Shown where nobody can tell for how long. */
+const hasIt = () => trans.__('has the GPU');
 
 /** Shown instead of the large figure above. */
 const subjectMark = () => trans.__('this one');
@@ -300,14 +303,14 @@ function Idle(props: IPart & { session: ISession }) {
             className="jp-Kiwi-button"
             data-kiwi="release"
             disabled={pending.busy}
-            aria-label={trans.__('Release memory of %1', nameOf(session))}
+            aria-label={trans.__('Release to RAM: the memory of %1', nameOf(session))}
             title={trans.__(
               'Moves %1 to system RAM, so that others have more room. Nothing is lost: it comes back when the notebook next runs a GPU cell.',
               size
             )}
             onClick={release}
           >
-            {pending.busy ? trans.__('Releasing…') : trans.__('Release memory')}
+            {pending.busy ? trans.__('Releasing…') : trans.__('Release to RAM')}
           </button>
         </div>
       )}

@@ -213,9 +213,9 @@ describe('the panel', () => {
     const store = new StillStore(state([shown]), 'live', 'kernel-a');
     render(<KiwiPanel store={store} actions={does} />);
     const names = hooks('leave-queue').map(each => each.getAttribute('aria-label'));
-    expect(names).toEqual(['Leave the queue with a.ipynb', 'Leave the queue with b.ipynb']);
+    expect(names).toEqual(['Leave the line with a.ipynb', 'Leave the line with b.ipynb']);
     does.leave.mockRejectedValueOnce(new Error('No such kernel.'));
-    fireEvent.click(within(hook('my-wait')).getByRole('button', { name: /Leave the queue/ }));
+    fireEvent.click(within(hook('my-wait')).getByRole('button', { name: /Leave the line/ }));
     expect(does.leave).toHaveBeenCalledWith({ gpu: shown, session: sessions[0] });
     await settle();
     expect(
@@ -416,7 +416,7 @@ describe('releasing memory', () => {
   it('is offered for own idle memory only', () => {
     render(<KiwiPanel store={new StillStore(state([gpu({ sessions })]))} actions={actions()} />);
     expect(hooks('release').map(button => button.getAttribute('aria-label'))).toEqual([
-      'Release memory of mine.ipynb'
+      'Release to RAM: the memory of mine.ipynb'
     ]);
   });
 
