@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextvars
 import itertools
 import logging
 import os
-import signal
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.client.patience import FULL_AGAIN_S
 from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_jupyter.kernel.display import CellWaitLine, on_no_screen, screens_for
+from kiwi_jupyter.kernel.interrupts import GpuMemoryLostError, Interrupted, interruptible
 from kiwi_jupyter.kernel.leftovers import Before
+from kiwi_jupyter.kernel.lines_below import LinesBelow
 from kiwi_jupyter.kernel.override import take_override
 from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
 from kiwi_jupyter.kernel.wait_call import insert_wait, is_about_kiwi, runs_as_coroutine
-from kiwi_jupyter.kernel.words import INTERRUPTED, LOST
+from kiwi_jupyter.kernel.words import LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from kiwi_core.client import Client
     from kiwi_jupyter.kernel.burst import Burst
@@ -52,26 +53,6 @@ PENDING_MAX: Final = 64
 """Cells that were transformed and never ran (the inserted call was not reached)."""
 
 _log = logging.getLogger("kiwi.kernel")
-
-
-class _Interrupted(KeyboardInterrupt):
-    """Shown as one line. The class is renamed to ``KeyboardInterrupt``, because front ends look at
-    the name.
-    """
-
-    def _render_traceback_(self) -> list[str]:
-        return [INTERRUPTED]
-
-
-class GpuMemoryLostError(RuntimeError):
-    """Raised in place of the cell, whose CUDA calls could only fail, or never return."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [LOST]
-
-
-GpuMemoryLostError.__name__ = GpuMemoryLostError.__qualname__ = "GpuMemoryLost"
-_Interrupted.__name__ = _Interrupted.__qualname__ = "KeyboardInterrupt"
 
 
 @dataclass
@@ -106,11 +87,7 @@ class CellHook:
         self._tokens = itertools.count(1)
         self._pending: dict[int, CellRun] = {}
         self._running: dict[int, CellRun] = {}
-        self._bystander: contextvars.Context | None = None
-        """The context variables of the cell that runs without a turn, copied in its own thread, so
-        that another thread can draw below it."""
-        self._below: CellWaitLine | None = None
-        """The line below that cell while a driver call holds it."""
+        self.lines = LinesBelow(shell, config)
         self._pid = os.getpid()
         self.last_forecast: Foreseen | None = None
         """The decision about the last cell, for ``%kiwi why``."""
@@ -122,37 +99,30 @@ class CellHook:
         from, if that is certain.
         """
         try:
-            return self._visit(node, text)
+            override = take_override(node)
+            # Only the outermost cell is judged: its forecast covers the bodies of magics and nested
+            # cells.
+            if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:
+                return node
+            if not self._config.enabled or not self._session.possible() or os.getpid() != self._pid:
+                self.last_forecast = None
+                return node
+            decision = self._decider.decide(node, override, text)
+            if not is_about_kiwi(node):
+                self.last_forecast = decision.forecast
+            if decision.forecast.gpu:
+                self.lines.bystander_ends()
+                self._insert_wait(node, decision, text)
+            else:
+                self.lines.bystander_begins()
+            if decision.connect:
+                self._session.connect_soon()
+            return node
         except Exception:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
             _log.exception("Kiwi could not look at a cell; it runs without Kiwi")
             return node
 
-    def _visit(self, node: Any, text: str | None) -> Any:
-        override = take_override(node)
-        # Only the outermost cell is judged: its forecast covers the bodies of magics and nested
-        # cells.
-        if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:
-            return node
-        if not self._config.enabled or not self._session.possible() or os.getpid() != self._pid:
-            self.last_forecast = None
-            return node
-        decision = self._decider.decide(node, override, text)
-        if not is_about_kiwi(node):
-            self.last_forecast = decision.forecast
-        self._bystander = None
-        if decision.forecast.gpu:
-            self._insert(node, decision, text)
-        else:
-            self._bystander = contextvars.copy_context()
-        if decision.connect:
-            self._session.connect_soon()
-        return node
-
-    def judge(self, tree: ast.Module) -> Foreseen:
-        """Return the forecast for code that is not going to run (``%kiwi why CODE``)."""
-        return self._decider.preview(tree)
-
-    def _insert(self, node: ast.Module, decision: Decision, text: str | None) -> None:
+    def _insert_wait(self, node: ast.Module, decision: Decision, text: str | None) -> None:
         token = next(self._tokens)
         with self._lock:
             while len(self._pending) >= PENDING_MAX:
@@ -163,6 +133,10 @@ class CellHook:
         is_plain = text is not None and "await" not in text and "async" not in text
         awaited = not is_plain and self._shell.autoawait and runs_as_coroutine(node)
         insert_wait(node, decision.forecast.first_statement, token, awaited=awaited)
+
+    def judge(self, tree: ast.Module) -> Foreseen:
+        """Return the forecast for code that is not going to run (``%kiwi why CODE``)."""
+        return self._decider.preview(tree)
 
     def may_wait(self) -> bool:
         """Return whether code that is not a cell can meet the GPU at all."""
@@ -194,10 +168,17 @@ class CellHook:
                 if client is None:
                     client = self._client_for(run)
                 if client is not None and not self._runs_at_once(run):
-                    self._wait(client, run)
+                    self._burst.join(client, run.member)
+                    if not self._burst.wait(0):
+                        with closing(self._line(run)) as line:
+                            while not self._burst.wait(
+                                min(BLOCKING_POLL_S, line.due_in_s() or BLOCKING_POLL_S)
+                            ):
+                                line.show(self._burst.waiting)
+                    self._granted()
         except KeyboardInterrupt:
             self._give_up(run)
-            raise _Interrupted from None
+            raise Interrupted from None
         except GpuMemoryLostError:
             self._give_up(run)
             raise
@@ -220,10 +201,17 @@ class CellHook:
             if client is None:
                 client = await self._await_client(run, loop)
             if client is not None and not self._runs_at_once(run):
-                await self._await(client, run)
+                self._burst.join(client, run.member)
+                with closing(self._line(run)) as line:
+                    granted = self._burst.wait(FAST_S)
+                    while not granted:
+                        await asyncio.sleep(ASYNC_POLL_S)
+                        line.show(self._burst.waiting)
+                        granted = self._burst.wait(0)
+                self._granted()
         except (KeyboardInterrupt, asyncio.CancelledError):
             self._give_up(run)
-            raise _Interrupted from None
+            raise Interrupted from None
         except GpuMemoryLostError:
             self._give_up(run)
             raise
@@ -235,14 +223,13 @@ class CellHook:
         if run.if_untouched is None or not self._decider.far_from_gpu():
             return False
         self.last_forecast = run.if_untouched
-        self._bystander = contextvars.copy_context()
+        self.lines.bystander_begins()
         self._give_up(run)
         return True
 
     def _client_for(self, run: CellRun) -> Client | None:
         """Return the session's client. Shows the wait for a daemon, and for a full one."""
-        line = self._line(run)
-        try:
+        with closing(self._line(run)) as line:
             while True:
                 try:
                     return self._session.client(line.say)
@@ -251,12 +238,9 @@ class CellHook:
                         raise
                     line.say(str(error))
                 time.sleep(FULL_AGAIN_S)
-        finally:
-            line.close()
 
     async def _await_client(self, run: CellRun, loop: asyncio.AbstractEventLoop) -> Client | None:
-        line = self._line(run)
-        try:
+        with closing(self._line(run)) as line:
             while True:
                 found = loop.run_in_executor(None, self._session.client)
                 while not (await asyncio.wait({found}, timeout=ASYNC_POLL_S))[0]:
@@ -269,8 +253,6 @@ class CellHook:
                         raise
                     line.say(str(error))
                 await asyncio.sleep(FULL_AGAIN_S)
-        finally:
-            line.close()
 
     def joined(self, client: Client) -> None:
         """Request the GPU for cells that run without a daemon, now that one has come. They go on
@@ -296,36 +278,8 @@ class CellHook:
             self._running[run.member] = run
             return run
 
-    def _wait(self, client: Client, run: CellRun) -> None:
-        self._burst.join(client, run.member)
-        if not self._burst.wait(0):
-            self._wait_in_line(run)
+    def _granted(self) -> None:
         self._session.show_notices()
-        self._check_contents()
-
-    def _wait_in_line(self, run: CellRun) -> None:
-        line = self._line(run)
-        try:
-            while not self._burst.wait(min(BLOCKING_POLL_S, line.due_in_s() or BLOCKING_POLL_S)):
-                line.show(self._burst.waiting)
-        finally:
-            line.close()
-
-    async def _await(self, client: Client, run: CellRun) -> None:
-        self._burst.join(client, run.member)
-        line = self._line(run)
-        try:
-            granted = self._burst.wait(FAST_S)
-            while not granted:
-                await asyncio.sleep(ASYNC_POLL_S)
-                line.show(self._burst.waiting)
-                granted = self._burst.wait(0)
-        finally:
-            line.close()
-        self._session.show_notices()
-        self._check_contents()
-
-    def _check_contents(self) -> None:
         if self._session.lost:
             raise GpuMemoryLostError(LOST)
 
@@ -339,39 +293,12 @@ class CellHook:
             run = next(iter(self._running.values()), None)
             if run is None:
                 return None
-            run.below = self._line_of_held(run.screens())
+            run.below = self.lines.held(run.screens())
             return run.below
 
-    def unforeseen_line(self) -> CellWaitLine | None:
-        """Return a line below the cell that runs without a turn. It ends with that cell. Called in
-        any thread."""
-        with self._lock:
-            if self._bystander is None:
-                return None
-            screens = self._bystander.run(screens_for, self._shell)
-            self._below = self._line_of_held(screens())
-            return self._below
-
-    @contextmanager
-    def callback(self) -> Iterator[None]:
-        """Let a call show its wait that code makes which is not a cell: the callback of a widget.
-        Its line is below the widget."""
-        with self._lock:
-            alone = self._bystander is None and not self._running
-            if alone:
-                self._bystander = contextvars.copy_context()
-        try:
-            yield
-        finally:
-            if alone:  # otherwise the line is that of a cell
-                self._end_line_below()
-
-    def line_here(self) -> CellWaitLine:
-        """Return a line for code of this thread that is not a cell."""
-        return self._line_of_held(screens_for(self._shell)())
-
-    def _line_of_held(self, screen: Screen) -> CellWaitLine:
-        return CellWaitLine(screen, delay_s=self._config.waiting_line_delay_s, hint="")
+    def callback(self) -> AbstractContextManager[None]:
+        """Let the callback of a widget show the wait of its calls."""
+        return self.lines.callback(a_cell_has_the_gpu=bool(self._running))
 
     def _give_up(self, run: CellRun) -> None:
         with self._lock:
@@ -379,7 +306,13 @@ class CellHook:
         self._burst.leave(run.member)
 
     def _failed(self, run: CellRun, error: Exception) -> None:
-        if not self._goes_on_without(error):
+        stays = False
+        if isinstance(error, KiwiError) and error.code == "no-daemon":
+            # The cell stays in the burst although nobody can grant it now.
+            with suppress(KiwiError):
+                self._burst.go_on_without()
+                stays = True
+        if not stays:
             self._give_up(run)
         self._session.show_notices()  # the cell may never end without the text of these notices
         if isinstance(error, KiwiError):
@@ -387,33 +320,17 @@ class CellHook:
         else:
             _log.error("Kiwi failed; this cell runs without waiting", exc_info=error)
 
-    def _goes_on_without(self, error: Exception) -> bool:
-        """Return whether the cell stays in the burst although nobody can grant it now."""
-        if not isinstance(error, KiwiError) or error.code != "no-daemon":
-            return False
-        try:
-            self._burst.go_on_without()
-        except KiwiError:
-            return False
-        return True
-
     # --- the end of a cell
 
     def cell_ended(self, _result: object = None) -> None:
         """End the outermost cell of this thread, however it ended (``post_run_cell``)."""
         if os.getpid() != self._pid:
             return
-        self._end_line_below()
+        self.lines.bystander_ends()
         member = threading.get_ident()
         if member not in self._running or cells_on_stack(1):
             return
         self._end(member)
-
-    def _end_line_below(self) -> None:
-        with self._lock:
-            self._bystander, below, self._below = None, self._below, None
-        if below is not None:
-            below.close()
 
     def silent_cell_ended(self) -> None:
         """End silent cells, which have no ``post_run_cell``, and a cell of this thread that was
@@ -440,16 +357,3 @@ class CellHook:
             run.below.close()
         self._burst.leave(member, run.before.left())
         self._session.show_notices()
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGINT raise ``KeyboardInterrupt``, whatever handler the kernel has installed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -56,7 +56,7 @@ class Extension:
         self.session.joined = self.cell_hook.joined
         self.session.suspended = line_of_suspension(self.burst, self.cell_hook.suspended_line).began
         self.session.unforeseen = line_of_unforeseen(
-            lambda: self.session.connected_client, self.cell_hook.unforeseen_line
+            lambda: self.session.connected_client, self.cell_hook.lines.unforeseen
         ).began
         self.shell_hooks = ShellHooks(shell, self.cell_hook, self.session, self.burst)
         self._installed = False

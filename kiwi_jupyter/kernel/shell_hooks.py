@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from IPython.core.interactiveshell import InteractiveShell
 
 from kiwi_core.errors import KiwiError
-from kiwi_jupyter.kernel.cell_hook import BLOCKING_POLL_S, interruptible
+from kiwi_jupyter.kernel.cell_hook import BLOCKING_POLL_S
+from kiwi_jupyter.kernel.interrupts import interruptible
 from kiwi_jupyter.kernel.stack import parsed_from
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class ShellHooks:
 
     def _await_lease(self, patience_s: float | None, *, shown: bool) -> bool:
         until_s = None if patience_s is None else time.monotonic() + patience_s
-        line = self._cell_hook.line_here() if shown else None
+        line = self._cell_hook.lines.here() if shown else None
         try:
             while not self._burst.wait(BLOCKING_POLL_S):
                 if line is not None:
