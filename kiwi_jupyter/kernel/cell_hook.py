@@ -279,7 +279,7 @@ class CellHook:
             return run
 
     def _granted(self) -> None:
-        self._session.show_notices()
+        self._session.notices.show()
         if self._session.lost:
             raise GpuMemoryLostError(LOST)
 
@@ -314,7 +314,7 @@ class CellHook:
                 stays = True
         if not stays:
             self._give_up(run)
-        self._session.show_notices()  # the cell may never end without the text of these notices
+        self._session.notices.show()  # the cell may never end without the text of these notices
         if isinstance(error, KiwiError):
             self._session.failed(error)
         else:
@@ -356,4 +356,4 @@ class CellHook:
         if run.below is not None:
             run.below.close()
         self._burst.leave(member, run.before.left())
-        self._session.show_notices()
+        self._session.notices.show()

@@ -90,7 +90,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
             mine=mine,
             problem=problem,
             enabled=self._extension.config.enabled,
-            notices=list(session.notices),
+            notices=list(session.notices.kept),
         )
 
     def _ask(self) -> tuple[GpuStatus | None, str]:

@@ -6,26 +6,26 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.config import gpu_possible, socket_dir
-from kiwi_core.errors import CallerError, KiwiError, SilentDaemonError, is_full
+from kiwi_core.errors import KiwiError, SilentDaemonError, is_full
 from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
 from kiwi_core.wire.words import DAEMON_ENDED
 from kiwi_jupyter.kernel.driver_gate import DriverGate
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_folder, notebook_name
-from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
+from kiwi_jupyter.kernel.matching_driver import mixes_drivers, show_only, use_emulated
+from kiwi_jupyter.kernel.notices import Notices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kiwi_core.client import Client
     from kiwi_core.client.directory import Signs
-    from kiwi_core.wire.messages import Emulation, GpuStatus, UserNotice, Welcome
+    from kiwi_core.wire.messages import GpuStatus, UserNotice, Welcome
     from kiwi_jupyter.kernel.config import Kiwi
 
 RETRY_S: Final = 30.0
@@ -48,8 +48,6 @@ SHOW_EVERY_S: Final = 0.05
 LOOK_AGAIN_S: Final = 5.0
 """How long the answer of ``possible`` is reused."""
 
-NOTICES_MAX: Final = 32
-
 
 class KernelSession:
     """``config`` are the kernel's settings, ``user_ns`` its namespace, ``say`` shows one line to
@@ -65,14 +63,12 @@ class KernelSession:
         self._config = config
         self._driver_gate = driver_gate if driver_gate is not None else DriverGate()
         self._user_ns = user_ns
-        self._say = say
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._pid = os.getpid()
         self._retry_at_s = 0.0
         self._refused = False
         self._possible_until_s = 0.0
-        self._said: set[str] = set()
         self._absent = False
         """The last attempt found no daemon at all: the next one costs nothing."""
         self._in_vain: Signs = frozenset()
@@ -95,8 +91,7 @@ class KernelSession:
         """True if the contents of this process's GPU memory are gone for good."""
         self.problem = ""
         """Why there is no connection, in words; "" while there is one or none was tried."""
-        self.notices: deque[UserNotice] = deque(maxlen=NOTICES_MAX)
-        self._unshown: deque[UserNotice] = deque(maxlen=NOTICES_MAX)
+        self.notices = Notices(say)
         self._left_out_by: Welcome | None = None
         """The welcome of the daemon that has left this process's GPU memory in system RAM."""
 
@@ -174,10 +169,12 @@ class KernelSession:
             self._absent = none and not isinstance(error, SilentDaemonError)
             self.problem = str(error)
             if is_full(error):
-                self.say_once(f"Kiwi: {error} This cell waits for that; interrupt it to give up.")
+                self.notices.say_once(
+                    f"Kiwi: {error} This cell waits for that; interrupt it to give up."
+                )
                 raise
             self._retry_at_s = time.monotonic() + RETRY_S
-            self.say_once(f"Kiwi: {error} Until then this notebook runs without Kiwi.")
+            self.notices.say_once(f"Kiwi: {error} Until then this notebook runs without Kiwi.")
             if none:
                 self._join_later()
         finally:
@@ -250,22 +247,18 @@ class KernelSession:
         while self._is_alone():
             time.sleep(JOIN_EVERY_S)
             with self._lock:
-                client = self._join_now() if self._is_alone() and _signs(self.directory) else None
-            if client is not None:
-                self.joined(client)
+                if not self._is_alone() or not _signs(self.directory):
+                    continue
+                try:
+                    self._client = client = self._connect_to(self._choose())
+                except KiwiError as error:  # a daemon that cannot be reached is reported only once
+                    self.problem = str(error)
+                    continue
+                self.problem = ""
+            self.joined(client)
 
     def _is_alone(self) -> bool:
         return self._client is None and not self._refused and self._config.enabled
-
-    def _join_now(self) -> Client | None:
-        try:
-            self._client = self._connect_to(self._choose())
-        except KiwiError as error:
-            # A daemon that cannot be reached is reported only once.
-            self.problem = str(error)
-            return None
-        self.problem = ""
-        return self._client
 
     def _connect_to(self, path: Path) -> Client:
         from kiwi_core.client import Client
@@ -284,11 +277,14 @@ class KernelSession:
         )
         try:
             welcome = client.connect()
-            _show_only(welcome)
+            show_only(welcome)
             if welcome.emulation is not None:
-                self._emulate(welcome.emulation)
+                if (error := mixes_drivers(welcome.emulation)) is not None:
+                    self._refused = True
+                    raise error
+                use_emulated(welcome.emulation, self._driver_gate)
             if why := self._driver_gate.why:
-                self.say_once(f"Kiwi: {why} {UNGUARDED}")
+                self.notices.say_once(f"Kiwi: {why} {UNGUARDED}")
         except BaseException:
             client.close()
             raise
@@ -300,7 +296,10 @@ class KernelSession:
         daemons are started by kernels, this kernel restarts it, because its own memory may be paged
         out.
         """
-        if self._may_start() and self._pid == os.getpid() and _is_own(self.directory):
+        own = False
+        with suppress(OSError):
+            own = os.stat(self.directory).st_uid == os.getuid()
+        if own and self._may_start() and self._pid == os.getpid():
             threading.Thread(
                 target=self._revive, args=(path,), name="kiwi-revive", daemon=True
             ).start()
@@ -316,7 +315,7 @@ class KernelSession:
         try:
             autostart(self.directory, timeout_s=self._config.autostart_timeout_s)
         except KiwiError as error:
-            self.say_once(f"Kiwi: the daemon is gone and cannot be started again: {error}")
+            self.notices.say_once(f"Kiwi: the daemon is gone and cannot be started again: {error}")
 
     def _choose(self) -> Path:
         """Return the socket to connect to: of the GPU that the user named, else of this process's
@@ -332,39 +331,6 @@ class KernelSession:
             raise own_gpus.no_daemon(self.directory, named)
         return sockets[0]
 
-    def _emulate(self, emulation: Emulation) -> None:
-        """Use the daemon's emulated driver, if no other one is loaded yet. A kernel that was
-        started where it is found by name reaches it as it would a real one: nothing is loaded.
-        """
-        from kiwi_core.client.client import loaded_cuda_library
-
-        loaded = loaded_cuda_library()
-        if loaded and not _same_file(loaded, emulation.libcuda):
-            self._refused = True
-            raise CallerError(
-                "mixed-drivers",
-                f"This kernel has loaded the CUDA driver {loaded}, but the daemon emulates GPUs:"
-                " the two cannot be mixed.",
-                "Restart the kernel, or stop the emulating daemon.",
-            )
-        import kiwi_emulator as emulator
-
-        os.environ.update(emulation.env)
-        # Children (`!python train.py`) load it by name.
-        os.environ["LD_LIBRARY_PATH"] = emulator.library_path(
-            emulation.libcuda, emulation.libnvml, before=os.environ.get("LD_LIBRARY_PATH", "")
-        )
-        try:
-            if not _same_file(self._driver_gate.real, emulation.libcuda):
-                gated = self._driver_gate.before_driver(emulation.libcuda)
-                emulator.load(None if gated else emulation.libcuda, emulation.libnvml)
-        except OSError as error:
-            raise CallerError(
-                "no-emulator",
-                f"The emulated driver could not be loaded: {error}.",
-                "Restart the daemon; `kiwi doctor` says what this machine lacks.",
-            ) from error
-
     def look(self) -> GpuStatus:
         """Return the GPU's status, for a kernel that has no session. Raises ``KiwiError``."""
         from kiwi_core.client import Client
@@ -377,41 +343,23 @@ class KernelSession:
 
     # --- words to the user
 
-    def say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)
-
     def _noticed(self, notice: UserNotice) -> None:
         """Keep a notice for a cell to show; called in the reading thread. During a burst, show it
         at once, because that cell may block in a driver call, perhaps for ever."""
-        self.notices.append(notice)
         if notice.text.startswith(DAEMON_ENDED):
             self._left_out_by = self._client.welcome if self._client is not None else None
         self.lost = self.lost or notice.notice is Notice.LOST
         if notice.notice in (Notice.SUSPENDED, Notice.KEPT_OUT):
             self.suspended()
-        if notice.notice in SHOWN_NOTICES:
-            self._unshown.append(notice)
-            if self.mid_burst():
-                self.show_notices()
-
-    def show_notices(self) -> None:
-        """Print the notices into the output of this thread's cell, or of the last cell."""
-        with suppress(IndexError):  # two threads may do this at once
-            while True:
-                self._say(told(self._unshown.popleft()))
+        self.notices.keep(notice, show=self.mid_burst())
 
     def failed(self, error: KiwiError) -> None:
         """Tell the user that a wait failed for good and the cell runs without Kiwi. If a daemon has
         left its memory in system RAM, its user has been told what its calls wait for."""
-        if not (error.code == "no-daemon" and self._left_out()):
-            self._say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
-
-    def _left_out(self) -> bool:
-        """Return whether no daemon has come since one left this memory in system RAM."""
         client = self._client
-        return client is not None and client.welcome is self._left_out_by is not None
+        left_out = client is not None and client.welcome is self._left_out_by is not None
+        if not (error.code == "no-daemon" and left_out):
+            self.notices.say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
 
     # --- the end
 
@@ -439,32 +387,6 @@ def _signs(directory: Path) -> Signs:
 
 def _nothing(*_: object) -> None:
     pass
-
-
-def _is_own(directory: Path) -> bool:
-    try:
-        return os.stat(directory).st_uid == os.getuid()
-    except OSError:
-        return False
-
-
-def _same_file(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
-
-
-def _show_only(welcome: Welcome) -> None:
-    """Let CUDA see only the GPU that this kernel shares, since it would use the first one. Do
-    nothing if the user has set the variable to several GPUs or to none, or if CUDA is loaded: it
-    has read the variable then."""
-    from kiwi_core.client.client import loaded_cuda_library
-    from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
-
-    theirs = ENV_VISIBLE in os.environ and not only_visible(os.environ)
-    if not theirs and not loaded_cuda_library():
-        os.environ[ENV_VISIBLE] = welcome.gpu_uuid
 
 
 def say_on_stderr(text: str) -> None:
