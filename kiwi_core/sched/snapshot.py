@@ -43,7 +43,9 @@ def snapshot(
     present = [session for session in st.sessions.values() if not session.gone]
     free_bytes = st.total_bytes - st.outside_bytes
     free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
-    round_trip_ns = _round_trip_ns(st, present)
+    round_trip_ns = None
+    if st.speed.known:
+        round_trip_ns = st.speed.round_trip_ns(max((s.footprint_bytes for s in present), default=0))
     floor_ns = round(st.turn_settings.swap_floor_factor * (round_trip_ns or 0))
     return GpuView(
         total_bytes=st.total_bytes,
@@ -97,12 +99,6 @@ def _why(st: State) -> str:
     if st.queue:
         return "they fit together; who waits, waits for its memory or for room"
     return "they fit together" if st.active > 1 else "as long as they fit together"
-
-
-def _round_trip_ns(st: State, present: list[Session]) -> int | None:
-    if not st.speed.known:
-        return None
-    return st.speed.round_trip_ns(max((s.footprint_bytes for s in present), default=0))
 
 
 def _waiters(st: State) -> Iterator[Session]:

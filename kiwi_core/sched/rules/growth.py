@@ -91,7 +91,10 @@ def _tend(st: State, wanted: RoomRequest) -> None:
         return  # the room is made before its turn comes
     if session.residency is Residency.SUSPENDED:
         return  # its burst ended while it was suspended: it is resumed first
-    kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
+    kept_bytes = session.footprint_bytes
+    for other in st.room_requests.values():
+        if other.session is session and other.promised_ns is not None:
+            kept_bytes += other.bytes  # it may have taken that since its memory was last read
     others_bytes = st.claimed_bytes - session.counted_claim_bytes
     short_bytes = wanted.bytes + kept_bytes + others_bytes - st.capacity_bytes
     if short_bytes <= 0:
@@ -102,8 +105,24 @@ def _tend(st: State, wanted: RoomRequest) -> None:
     coming_bytes = room.coming_bytes(st)
     found = room.survey(st, short_bytes - coming_bytes, beside=session)
     room.evict(st, found, f"{session.id} asks for more")
-    if coming_bytes + found.gain_bytes < short_bytes and not _others_make_way(st, session):
-        _be_patient(st, wanted, _why_short(st, session, found))
+    if coming_bytes + found.gain_bytes >= short_bytes:
+        return
+    if session.want is Want.RUNNING and st.anti_thrash is AntiThrash.ON:
+        # Those that run beside it no longer fit together with it: one of them all has to wait,
+        # maybe this one.
+        st.runners_outgrow(st.outgrown or len(st.runners) > 1)
+        makes_way = any(runner.guarded for runner in st.runners.values())
+        if st.holders > 1 and (makes_way or st.holders > len(st.runners)):
+            return
+    # A refusal, an operation in progress or a runner may pass.
+    until_ns = wanted.asked_ns + st.config.room_patience_ns
+    if until_ns > st.now_ns:
+        st.wake_at(until_ns)
+        return
+    why = "others that are at work hold the rest of the GPU"
+    if found.over_budget is not None or found.refusing is not None or not st.holders:
+        _, why = room.blocked_by(st, session, found)
+    _give_up(st, wanted, f"No room could be made: {why}.")
 
 
 def _beyond_the_gpu(st: State, session: Session, size_bytes: int) -> str | None:
@@ -116,40 +135,6 @@ def _beyond_the_gpu(st: State, session: Session, size_bytes: int) -> str | None:
         f"It has {format_bytes(kept_bytes)} and asks for {format_bytes(size_bytes)} more; "
         f"the GPU has {format_bytes(st.capacity_bytes)} for programs."
     )
-
-
-def _promised_bytes(st: State, session: Session) -> int:
-    """Return the promised bytes, which may have been taken since its memory was last read."""
-    return sum(
-        wanted.bytes
-        for wanted in st.room_requests.values()
-        if wanted.session is session and wanted.promised_ns is not None
-    )
-
-
-def _others_make_way(st: State, session: Session) -> bool:
-    """Return whether sessions that run beside it make way. They no longer fit together: one of
-    them all has to wait, maybe this one."""
-    if session.want is not Want.RUNNING or st.anti_thrash is not AntiThrash.ON:
-        return False
-    st.runners_outgrow(st.outgrown or len(st.runners) > 1)
-    makes_way = any(runner.guarded for runner in st.runners.values())
-    return st.holders > 1 and (makes_way or st.holders > len(st.runners))
-
-
-def _why_short(st: State, session: Session, found: room.VictimSurvey) -> str:
-    if found.over_budget is None and found.refusing is None and st.holders:
-        return "others that are at work hold the rest of the GPU"
-    return room.blocked_by(st, session, found)[1]
-
-
-def _be_patient(st: State, wanted: RoomRequest, why: str) -> None:
-    """Give up only after a time: a refusal, an operation in progress or a runner may pass."""
-    until_ns = wanted.asked_ns + st.config.room_patience_ns
-    if until_ns > st.now_ns:
-        st.wake_at(until_ns)
-    else:
-        _give_up(st, wanted, f"No room could be made: {why}.")
 
 
 def _give_up(st: State, wanted: RoomRequest, detail: str) -> None:

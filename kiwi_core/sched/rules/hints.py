@@ -37,9 +37,18 @@ def hindrance(st: State, session_id: SessionId, now_ns: int) -> str:
         return "there is no such session any more"
     if not st.config.bring_back:
         return "bringing memory back ahead of use is switched off here"
-    return (
-        _in_the_way(st, session) or _too_soon(st, session, now_ns) or _plan(st, session, now_ns)[1]
-    )
+    if why := _not_out(session):
+        return why
+    if st.runners:
+        return "the GPU is in use"
+    if st.queue:
+        return "somebody waits for the GPU"
+    if st.ops:
+        return "the memory of another session moves"
+    last_ns = session.hinted_ns
+    if last_ns is not None and now_ns - last_ns < st.config.hint_interval_ns:
+        return "it was brought back only a while ago, and not used since"
+    return _plan(st, session, now_ns)[1]
 
 
 def use_expected(st: State, event: ev.UseExpected) -> None:
@@ -76,13 +85,6 @@ def came_back(st: State, session: Session) -> None:
     st.used_now(session)
 
 
-def _too_soon(st: State, session: Session, now_ns: int) -> str:
-    last_ns = session.hinted_ns
-    if last_ns is not None and now_ns - last_ns < st.config.hint_interval_ns:
-        return "it was brought back only a while ago, and not used since"
-    return ""
-
-
 def _not_out(session: Session) -> str:
     if session.want is not Want.NONE or session.op is not None:
         return NOT_AT_REST
@@ -93,16 +95,6 @@ def _not_out(session: Session) -> str:
     if session.residency is Residency.LOST:
         return "the contents of its memory are lost"
     return "its memory is in the GPU" if session.residency is not Residency.PAGED_OUT else ""
-
-
-def _in_the_way(st: State, session: Session) -> str:
-    if why := _not_out(session):
-        return why
-    if st.runners:
-        return "the GPU is in use"
-    if st.queue:
-        return "somebody waits for the GPU"
-    return "the memory of another session moves" if st.ops else ""
 
 
 def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]:
@@ -129,7 +121,8 @@ def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]
         blocked = victim is session or victim.leaving or victim.backoff_until_ns > now_ns
         if blocked or must_stay(victim) or host_bytes_then > st.host_budget_bytes:
             continue
-        if _protected(st, victim, now_ns):
+        marks = (victim.rested_ns, victim.hinted_ns)
+        if any(at is not None and now_ns - at < st.config.hint_protect_ns for at in marks):
             return [], "the room is taken by what was used or brought back just now"
         victims.append(victim)
         short_bytes -= victim.counted_claim_bytes
@@ -137,11 +130,6 @@ def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]
     if short_bytes > 0:
         return [], f"there is no room: {format_bytes(short_bytes)} more would have to be free"
     return victims, ""
-
-
-def _protected(st: State, victim: Session, now_ns: int) -> bool:
-    marks = (victim.rested_ns, victim.hinted_ns)
-    return any(at is not None and now_ns - at < st.config.hint_protect_ns for at in marks)
 
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {ev.UseExpected: use_expected}

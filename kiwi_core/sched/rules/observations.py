@@ -23,39 +23,51 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
     st.see_owned(bool(event.owned))
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
-        if session is not None and _at_rest_since(session, began_ns):
-            if session_id in event.at_large and session.residency in NOT_FREE:
-                _slipped(st, session)
-            out = session.residency is Residency.PAGED_OUT and session.paged_out_bytes
-            if session_id in event.nowhere and out:
-                _vanished(st, session)
-            session.was_read(resident_bytes, session_id in event.owned)
-            session.residue_seen(event.taken.get(session_id, 0), st.config, st.now_ns)
-            _read(st, session, event, began_ns)
+        if session is None or session.op is not None or session.gone:
+            continue
+        if session.moved_at_ns > began_ns:
+            continue  # at which point of the operation its memory was read is unknown
+        if session_id in event.at_large and session.residency in NOT_FREE:
+            # It should be suspended, but runs, as the driver reports: it had no GPU memory, so the
+            # driver could not lock it, and has some now (or another program unlocked it). If it is
+            # not its turn, the settle pass suspends it again.
+            session.was_resumed()
+            st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
+        out = session.residency is Residency.PAGED_OUT and session.paged_out_bytes
+        if session_id in event.nowhere and out:
+            session.was_resumed()
+            st.tell(session, "has nothing in system RAM any more: its program was replaced")
+        session.was_read(resident_bytes, session_id in event.owned)
+        session.residue_seen(event.taken.get(session_id, 0), st.config, st.now_ns)
+        # Its last bursts say something about its needs if the GPU worked in them, or if they left
+        # allocations.
+        used = session_id in event.allocated or event.busy.get(session_id)
+        session.learn_from_use(used, began_ns)
+        unsized = session_id in event.unsized
+        session.sees_size(not unsized)
+        if not unsized:
+            _learn(st, session, session.resident_bytes)
+        st.memory_read(session, began_ns)
+        st.refresh(session)
+        if session.asked_bytes:
+            growth.seen(st, session, began_ns)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)
         if session is None:
             continue
         session.seen_at_work(busy)
         if session.want is Want.RUNNING:
-            _seen_busy(st, session, busy)
+            session.seen_in_turn(busy, st.now_ns)
+            idle_ns = st.now_ns - session.busy_at_ns
+            if not busy and session.lingering and idle_ns >= st.config.lingering_idle_ns:
+                bursts.end(st, session, "what it left running has been idle on the GPU")
+    # What is used outside Kiwi can be told only while nothing moves: the bytes of an operation that
+    # just began or ended would count as outside. A hung operation counts in full.
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
-        st.all_read(began_ns, _outside_bytes(st, event.free_bytes))
-
-
-def _read(st: State, session: Session, event: ev.MemoryObserved, began_ns: int) -> None:
-    """Learn what the session has, and whether its last bursts say anything about its needs: the GPU
-    worked in them, or they left allocations."""
-    used = session.id in event.allocated or event.busy.get(session.id)
-    session.learn_from_use(used, began_ns)
-    unsized = session.id in event.unsized
-    session.sees_size(not unsized)
-    if not unsized:
-        _learn(st, session, session.resident_bytes)
-    st.memory_read(session, began_ns)
-    st.refresh(session)
-    if session.asked_bytes:
-        growth.seen(st, session, began_ns)
+        held_bytes = st.resident_bytes
+        for hung in st.ops.values():
+            held_bytes += hung.counted_claim_bytes - hung.resident_bytes
+        st.all_read(began_ns, max(0, st.total_bytes - event.free_bytes - held_bytes))
 
 
 def need(st: State, event: ev.NeedReported) -> None:
@@ -71,44 +83,6 @@ def _learn(st: State, session: Session, held_bytes: int) -> None:
     in_burst = session.want is Want.RUNNING or session.mid_burst
     of_last = session.unread and not session.mid_burst and not session.attained_ns
     session.learn_from_reading(held_bytes, st.total_bytes, in_burst, of_last)
-
-
-def _slipped(st: State, session: Session) -> None:
-    """Correct the record of a session that should be suspended but runs, as the driver reports: it
-    had no GPU memory, so the driver could not lock it, and has some now (or another program
-    unlocked it). If it is not its turn, the settle pass suspends it again."""
-    session.was_resumed()
-    st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
-
-
-def _vanished(st: State, session: Session) -> None:
-    """Record that the paged-out memory no longer exists: its program has ended, or has been
-    replaced by another one in the same process."""
-    session.was_resumed()
-    st.tell(session, "has nothing in system RAM any more: its program was replaced")
-
-
-def _at_rest_since(session: Session, began_ns: int) -> bool:
-    """Return whether no operation has been in progress since ``began_ns``. During an operation it
-    is unknown at which point of it the memory was read."""
-    return session.op is None and not session.gone and session.moved_at_ns <= began_ns
-
-
-def _seen_busy(st: State, session: Session, busy: bool) -> None:
-    session.seen_in_turn(busy, st.now_ns)
-    idle_ns = st.now_ns - session.busy_at_ns
-    if not busy and session.lingering and idle_ns >= st.config.lingering_idle_ns:
-        bursts.end(st, session, "what it left running has been idle on the GPU")
-
-
-def _outside_bytes(st: State, free_bytes: int) -> int:
-    """Return the GPU memory that is used outside Kiwi. Ask only while nothing moves, or the bytes
-    of an operation that just began or ended would count as outside; a hung operation counts in
-    full."""
-    held_bytes = st.resident_bytes
-    for hung in st.ops.values():
-        held_bytes += hung.counted_claim_bytes - hung.resident_bytes
-    return max(0, st.total_bytes - free_bytes - held_bytes)
 
 
 def host_budget(st: State, event: ev.HostBudgetObserved) -> None:

@@ -164,12 +164,23 @@ def _refused(
         if session.stopped:
             bursts.turn_ended(st, session)  # it does not run: its turn is over anyway
         else:
-            _runs_on(st, session)
+            # It holds the lease as before; its quantum stays used up.
+            st.leave_line(session)
+            session.runs_on()
+            st.now_runs(session)
+            st.notify(session, Notice.RESUMED, "it could not be stopped and goes on")
     draining = reason is Reason.DRAINING
     known = draining or (reason in HOPELESS and words == session.problem_detail)
     if running.doing is Doing.PAGING_OUT:
-        known = known or _is_known_to_user(session, reason, words)
-        _stays(st, session, reason)
+        # The GPU can stay full for long, and the figures of a job's memory vary: its user knows.
+        known = known or (reason is Reason.NO_ROOM and words == session.problem_detail)
+        known = known or (reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0)
+        if reason is Reason.UNSUPPORTED:
+            session.cannot_move()
+        if reason is Reason.NO_JOB_MEMORY:
+            st.cramp(session)
+        else:
+            st.uncramp(session)
     session.back_off(st.config, st.now_ns, longest=reason in HOPELESS, draining=draining)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported separately
@@ -178,34 +189,6 @@ def _refused(
         if asked and not known:
             st.notify(session, notice, words)
     _leave_or_return(st, session)
-
-
-def _is_known_to_user(session: Session, reason: Reason, words: str) -> bool:
-    """Return whether the user knows already why it cannot be paged out. The GPU can stay full for
-    long, and the figures of a job's memory vary.
-    """
-    if reason is Reason.NO_ROOM:
-        return words == session.problem_detail
-    return reason is Reason.NO_JOB_MEMORY and session.cramped_ns >= 0
-
-
-def _stays(st: State, session: Session, reason: Reason) -> None:
-    """Record why its memory could not be paged out."""
-    if reason is Reason.UNSUPPORTED:
-        session.cannot_move()
-    if reason is Reason.NO_JOB_MEMORY:
-        st.cramp(session)
-    else:
-        st.uncramp(session)
-
-
-def _runs_on(st: State, session: Session) -> None:
-    """Let a session that could not be suspended hold the lease as before; its quantum stays used
-    up."""
-    st.leave_line(session)
-    session.runs_on()
-    st.now_runs(session)
-    st.notify(session, Notice.RESUMED, "it could not be stopped and goes on")
 
 
 def suspend_refused(st: State, event: ev.SuspendRefused) -> None:

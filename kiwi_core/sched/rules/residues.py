@@ -31,7 +31,6 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
 LOOK_INTERVAL_NS: Final = NS_PER_S
@@ -68,7 +67,7 @@ def _bring_one_back(st: State) -> bool:
     for hung in st.ops.values():
         room_bytes -= hung.counted_claim_bytes - hung.resident_bytes
     spare_bytes: int | None = None
-    for session in sorted(st.taken.values(), key=_is_only_taken):
+    for session in sorted(st.taken.values(), key=lambda one: not one.residue_wanted):
         if session.want is not Want.NONE or session.op is not None or session.gone:
             continue  # it waits for its turn, or something hangs
         if session.stopped or session.kept_out:
@@ -86,10 +85,6 @@ def _bring_one_back(st: State) -> bool:
             orders.bring_residue_back(st, session, cause)
             return True
     return False
-
-
-def _is_only_taken(session: Session) -> bool:
-    return not session.residue_wanted
 
 
 def _spare_bytes(st: State) -> int:

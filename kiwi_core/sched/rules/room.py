@@ -29,7 +29,7 @@ from kiwi_core.states import Notice, Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from kiwi_core.sched.model.state import State
 
@@ -149,8 +149,16 @@ def survey(
         residues_for_bytes = short_bytes
     if short_bytes <= 0 or not (st.idle or st.waiting_in or st.waiting_partly_in):
         return found
+    waiters: Sequence[Session] = ()
+    if st.waiting_in or st.waiting_partly_in:
+        both = chain(st.waiting_in.values(), st.waiting_partly_in.values())
+        waiters = sorted(both, key=_queued_ns)
     spared: list[Session] = []
-    for victim in _movable(st, beside):
+    for victim in st.policy.victims(st.idle.values(), waiters):
+        if victim is beside or victim.op is not None:
+            continue
+        if victim.leaving or victim.residency is Residency.LOST:
+            continue
         if st.knows_owned and is_residue(st, victim):
             spared.append(victim)
             continue
@@ -165,21 +173,6 @@ def survey(
             break
         _take(st, found, victim)
     return found
-
-
-def _movable(st: State, beside: Session | None) -> Iterable[Session]:
-    """Yield the sessions that may be paged out, in that order."""
-    waiters: Sequence[Session] = ()
-    if st.waiting_partly_in:
-        both = chain(st.waiting_in.values(), st.waiting_partly_in.values())
-        waiters = sorted(both, key=_queued_ns)
-    elif st.waiting_in:
-        waiters = sorted(st.waiting_in.values(), key=_queued_ns)
-    for victim in st.policy.victims(st.idle.values(), waiters):
-        if victim is beside or victim.op is not None:
-            continue
-        if not victim.leaving and victim.residency is not Residency.LOST:
-            yield victim
 
 
 def _take(st: State, found: VictimSurvey, victim: Session) -> None:
@@ -230,7 +223,10 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     lacking_bytes = short_bytes - comes_bytes
     found = survey(st, lacking_bytes, session, forces_bytes - comes_bytes, keeps=True)
     if found.kept is not None and found.gain_bytes < lacking_bytes:
-        _keep(st, found.kept)
+        # The waiter waits while that place is kept: look again when that may be over.
+        st.keep_place(found.kept)
+        if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
+            st.wake_at(reorders_at_ns)
         return RoomState.COMING, found
     if comes_bytes + found.gain_bytes < short_bytes:
         if comes_bytes + found.gain_bytes < needs_bytes:
@@ -241,13 +237,6 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, Vict
     for victim in found.victims:
         st.goes_out_for(victim, session)
     return RoomState.COMING, found
-
-
-def _keep(st: State, kept: PlaceKept) -> None:
-    """Let a waiter wait while a place is kept, and look again when that may be over."""
-    st.keep_place(kept)
-    if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
-        st.wake_at(reorders_at_ns)
 
 
 def evict(st: State, found: VictimSurvey, cause: str) -> None:

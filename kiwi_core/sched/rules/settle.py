@@ -22,7 +22,6 @@ from kiwi_core.sched.rules import (
 from kiwi_core.states import AntiThrash, Notice, Residency
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.state import State
 
 
@@ -90,10 +89,7 @@ def _tend_misplaced(st: State) -> None:
         if session.may_not_come_yet(st.now_ns) if suspended else backs_off:
             st.wake_at(session.backoff_until_ns)
         elif suspended:
-            orders.resume(st, session, _why_resume(session))
+            why = "it leaves Kiwi" if session.leaving else "an idle process is not kept waiting"
+            orders.resume(st, session, why)
         else:
             orders.suspend(st, session, "it is not its turn")
-
-
-def _why_resume(session: Session) -> str:
-    return "it leaves Kiwi" if session.leaving else "an idle process is not kept waiting"

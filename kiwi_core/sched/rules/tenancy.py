@@ -28,6 +28,7 @@ that precedes it, in addition to what the policy promises (``Policy.bound_ns``).
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.state import PlaceKept
@@ -117,11 +118,7 @@ def _back(st: State) -> list[Session]:
         for one in st.waiting_in.values()
         if one.op is None and not one.mid_burst and tenancy_ends_ns(st, one, waiter) > st.now_ns
     ]
-    return sorted(back, key=_queued_ns)
-
-
-def _queued_ns(session: Session) -> int:
-    return session.queued_ns
+    return sorted(back, key=attrgetter("queued_ns"))
 
 
 # --- who stays ----------------------------------------------------------------------------------
