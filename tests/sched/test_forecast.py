@@ -13,9 +13,11 @@ from test_lookahead import B, S, state, swap_s, two
 from world import World
 
 from kiwi_core.sched.forecast import shown_forecast
+from kiwi_core.sched.forecast.calibration import BOUND_FACTOR, COUNTED, FACTORS, Calibration
 from kiwi_core.sched.forecast.futures import GRANTS, Futures, futures
+from kiwi_core.sched.forecast.promise import ForecastBasis, Promise
 from kiwi_core.sched.forecast.ranges import Estimate, likely, range_max_ns, tolerance_ns
-from kiwi_core.sched.forecast.shown_forecast import COUNTED, FACTORS, KEPT_NS
+from kiwi_core.sched.forecast.shown_forecast import KEPT_NS
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.scheduler import Scheduler
@@ -104,8 +106,8 @@ def test_a_holder_with_regular_bursts_gives_a_figure() -> None:
 
 def test_what_may_still_be_is_not_ruled_out() -> None:
     """The high end falls no further than the turn may still last, if it was that high before."""
-    standing = shown_forecast.ForecastBasis(0, 0, (), 0)
-    promise = shown_forecast.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
+    standing = ForecastBasis(0, 0, (), 0)
+    promise = Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
                               seconds(2, 9, 20), 0, *[seconds(2, 9, 20)] * 2, 0)  # fmt: skip
     promise.renew(seconds(1), 14 * S, standing._replace(now_ns=S, holders=frozenset({B})))
     assert promise.told(S) == seconds(1, 1, 14)
@@ -114,9 +116,9 @@ def test_what_may_still_be_is_not_ruled_out() -> None:
 def test_a_figure_falls_at_once_only_where_people_see_why() -> None:
     """A figure that is far too long runs down faster than the clock. If the place, the holder or
     the settings have changed, the new figure is shown at once."""
-    standing = shown_forecast.ForecastBasis(0, 1, (), 0)
+    standing = ForecastBasis(0, 1, (), 0)
     for change in ({}, {"ahead": 0}, {"holders": frozenset({B})}, {"settings": ("x",)}):
-        one = shown_forecast.Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
+        one = Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
                               seconds(60), 0, *[seconds(60)] * 2, 0)  # fmt: skip
         for n in range(1, 21):
             before_ns = one.told(n * S // 4).expected_ns
@@ -177,8 +179,8 @@ def test_a_stopped_burst_that_newcomers_overtake_is_told_an_upper_bound() -> Non
 
 
 def test_a_bound_covers_almost_all_earlier_waits_of_its_kind() -> None:
-    record = shown_forecast.Calibration()
-    assert record.bound([20 * S]).high_ns == round(21 * S * shown_forecast.BOUND_FACTOR)
+    record = Calibration()
+    assert record.bound([20 * S]).high_ns == round(21 * S * BOUND_FACTOR)
     for n in range(COUNTED):
         record.learn(promise(20), (20 if n % 20 else 62) * S)
     assert record.bound([10 * S, 20 * S]) == (10 * S, 20 * S, 63 * S)
@@ -210,16 +212,17 @@ def test_many_who_go_first_are_the_reason() -> None:
 
 
 def test_a_move_that_goes_wrong_is_the_reason() -> None:
-    before = shown_forecast.ForecastBasis(0, 1, ("round-robin",), 0)
-    assert shown_forecast._why(before, before._replace(troubles=1)) == "a move of memory went wrong"
+    shown, before = seconds(10), ForecastBasis(0, 1, ("round-robin",), 0)
+    promise = Promise(("p", False), 0, 0, shown, 1, 1, before, shown, 0, shown, shown, 0)
+    for at_s in (1, 2):
+        promise.renew(seconds(40), 0, before._replace(now_ns=at_s * S, troubles=1))
+    assert promise.why == "a move of memory went wrong"
 
 
 def test_what_contradicts_for_a_moment_only_is_not_told() -> None:
     shown = seconds(10)
-    standing = shown_forecast.ForecastBasis(0, 0, (), 0)
-    promise = shown_forecast.Promise(
-        ("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown, shown, 0
-    )
+    standing = ForecastBasis(0, 0, (), 0)
+    promise = Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown, shown, 0)
     promise.renew(seconds(40), 0, standing._replace(now_ns=1 * S))
     promise.renew(seconds(9), 0, standing._replace(now_ns=1 * S))
     promise.renew(seconds(40), 0, standing._replace(now_ns=2 * S))
@@ -398,16 +401,14 @@ def test_a_wait_that_nobody_notices_says_nothing() -> None:
     assert world.scheduler.view(11 * S, ahead=True).foretold == 0
 
 
-def promise(expected_s: float) -> shown_forecast.Promise:
+def promise(expected_s: float) -> Promise:
     first, ns = seconds(expected_s), round(expected_s * S)
-    standing = shown_forecast.ForecastBasis(0, 0, (), 0)
-    return shown_forecast.Promise(
-        ("p", False), 0, 0, first, ns, ns, standing, first, 0, first, first, 0
-    )
+    standing = ForecastBasis(0, 0, (), 0)
+    return Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first, first, 0)
 
 
 def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
-    record = shown_forecast.Calibration()
+    record = Calibration()
     for n in range(FACTORS + 1):
         assert record.likely([20 * S] * 3, 0) == seconds(20) or n >= FACTORS
         record.learn(promise(20), 41 * S)
@@ -417,7 +418,7 @@ def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
 def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
     """Nine holders ended their turns early. The tenth computes on: the forecast is as short only
     until this wait has lasted as long as those."""
-    record = shown_forecast.Calibration()
+    record = Calibration()
     for _ in range(FACTORS):
         record.learn(promise(600), 2 * S)
     assert record.likely([600 * S], S) == seconds(30), "it may still be one of those"
@@ -425,7 +426,7 @@ def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
 
 
 def test_waits_that_took_longer_than_foreseen_count_however_long_this_one_lasts() -> None:
-    record = shown_forecast.Calibration()
+    record = Calibration()
     for _ in range(FACTORS):
         record.learn(promise(20), 41 * S)
     assert record.likely([20 * S], 500 * S) == seconds(40)
@@ -456,7 +457,7 @@ def test_the_whole_turn_of_a_holder_who_computes_on_is_told() -> None:
 
 
 def test_ranges_stay_narrow_while_they_are_right_and_widen_otherwise() -> None:
-    good, bad = shown_forecast.Calibration(), shown_forecast.Calibration()
+    good, bad = Calibration(), Calibration()
     for n in range(COUNTED):
         good.learn(promise(20), 20 * S)
         bad.learn(promise(20), (20 if n % 2 else 30) * S)
@@ -467,7 +468,7 @@ def test_ranges_stay_narrow_while_they_are_right_and_widen_otherwise() -> None:
 
 
 def test_the_record_is_bounded_and_forgets() -> None:
-    record = shown_forecast.Calibration()
+    record = Calibration()
     for _ in range(COUNTED):
         record.learn(promise(20), 10_000 * S)
     assert record.likely([20 * S], 0).high_ns <= 21 * 20 * S, "no single factor is endless"

@@ -19,11 +19,12 @@ of the earlier wait is left out.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kiwi_core.sched.forecast.calibration import COUNTED, Calibration
 from kiwi_core.sched.forecast.futures import CROWD, Futures, futures, tail_ns
-from kiwi_core.sched.forecast.ranges import Estimate, likely
+from kiwi_core.sched.forecast.promise import ForecastBasis, Kind, Promise
+from kiwi_core.sched.forecast.ranges import Estimate
 from kiwi_core.sched.rules import tenancy
 from kiwi_core.units import NS_PER_MS, NS_PER_S
 
@@ -40,190 +41,17 @@ fall because of it, and users must see both together."""
 TAIL_KEPT_NS: Final = NS_PER_S
 """How long figures further down the queue are reused."""
 
-LASTING_NS: Final = NS_PER_S
-"""How long all forecasts must be longer before users see a longer one."""
-
-COUNTED: Final = 100
-"""Number of recent waits whose forecasts are compared with the outcome: about an afternoon."""
-
 NOTICED_NS: Final = NS_PER_S
 """Users do not notice shorter waits."""
 
-FACTORS: Final = 9
-"""The number of waits needed to calibrate, and the most factors that one range uses."""
-
-FACTOR_MAX: Final = 20.0
-
-POINTS: Final = 27
-"""The most points that one range is made of: futures times factors."""
-
-HOLDS: Final = 0.98
-"""The share of earlier waits that an upper bound would have covered; 95 % are promised."""
-
-BOUND_FACTOR: Final = 4.0
-"""The factor of an upper bound while too few waits are known."""
-
 SWITCH_SLACK: Final = 1.5
 """The time of a switch varies by a fifth each way, and a bound must hold."""
-
-GOOD: Final = 0.92
-"""If a smaller share of forecasts was right lately, ranges are chosen carefully; more than the 85 %
-that are promised."""
-
-
-class Kind(NamedTuple):
-    """The waits that are alike."""
-
-    policy: str
-    mid_burst: bool
-    """The waiter was suspended in mid-burst, and so may be overtaken."""
-
-
-class Past(NamedTuple):
-    """A wait that has ended."""
-
-    factor: float
-    """The length of the wait divided by the nearest future's; 1 if it lay among them."""
-    took_ns: int
-
-    def may_follow(self, waited_ns: int) -> bool:
-        """Return whether a wait that has lasted for ``waited_ns`` may still end as this one did."""
-        return self.factor >= 1 or self.took_ns > waited_ns
 
 
 class ShownForecast(NamedTuple):
     likely: Estimate
     why: str
     """Why the forecast is longer than the one before; mostly ""."""
-
-
-class ForecastBasis(NamedTuple):
-    """The facts at one forecast that figures depend on, apart from burst lengths."""
-
-    now_ns: int
-    ahead: int
-    settings: tuple[object, ...]
-    troubles: int
-    holders: frozenset[SessionId] = frozenset()
-
-    def looks_like(self, before: ForecastBasis) -> bool:
-        """Return whether place, settings and holders are the same, so that no user could tell why a
-        figure becomes shorter."""
-        now = self.ahead, self.settings, self.holders
-        return now == (before.ahead, before.settings, before.holders)
-
-
-@dataclass(slots=True)
-class Promise:
-    """The first and the present forecast for one waiter."""
-
-    kind: Kind
-    queued_ns: int
-    began_ns: int
-    first: Estimate
-    shortest_ns: int
-    longest_ns: int
-    """``shortest_ns`` and ``longest_ns`` are the extremes of the futures of the first forecast."""
-    standing: ForecastBasis
-    """The facts when the figures last rose, or of the first forecast."""
-    fresh: Estimate
-    """The result of the last forecast, made at ``looked_ns``."""
-    looked_ns: int
-    most: Estimate
-    """The upper limit of what is shown."""
-    shown: Estimate
-    """What was shown at the last look, which was at ``shown_ns``."""
-    shown_ns: int
-    why: str = ""
-    longer_since_ns: int | None = None
-    bound: bool = False
-    """Whether only ``high_ns`` is shown, as an upper bound."""
-    runs_down: bool = False
-    """Whether a shorter ``fresh`` is not shown at once: figures run down to it."""
-    seen: ForecastBasis = field(init=False)
-    """The facts at the last look: those at the last forecast, or later ones."""
-
-    def __post_init__(self) -> None:
-        self.seen = self.standing
-
-    def told(self, now_ns: int) -> Estimate:
-        """Return what is shown at a look ``now_ns``."""
-        self.shown = self.most = self._now(now_ns)
-        self.shown_ns = now_ns
-        return self.shown._replace(low_ns=0) if self.bound else self.shown
-
-    def _now(self, now_ns: int) -> Estimate:
-        now = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
-        if self.runs_down:
-            now = now.no_shorter_than(self.shown.fallen(now_ns - self.shown_ns))
-        return now
-
-    def renew(self, fresh: Estimate, unlucky_ns: int, standing: ForecastBasis) -> None:
-        """Take over the estimate ``fresh``. Its high end is at least ``unlucky_ns``: a wait that is
-        still likely is never ruled out."""
-        fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
-        now_ns = standing.now_ns
-        self.most = self._now(now_ns)
-        if not fresh.contradicts(self.most):
-            self.longer_since_ns = None
-        elif self.longer_since_ns is None:
-            self.longer_since_ns = now_ns
-        elif now_ns - self.longer_since_ns >= LASTING_NS:
-            self.why = _why(self.standing, standing)
-            self.standing, self.longer_since_ns = standing, None
-            self.most = fresh
-        self.runs_down = standing.looks_like(self.seen)
-        self.fresh, self.seen, self.looked_ns = fresh, standing, now_ns
-
-
-def _why(before: ForecastBasis, now: ForecastBasis) -> str:
-    if before.settings != now.settings:
-        return "the settings were changed"
-    if before.troubles < now.troubles:
-        return "a move of memory went wrong"
-    return "others go first" if before.ahead < now.ahead else "longer than usual"
-
-
-class Calibration:
-    """The outcomes of waits of one kind, compared with their futures and forecasts."""
-
-    def __init__(self) -> None:
-        self._waits: deque[Past] = deque(maxlen=COUNTED)
-        self._ordered: list[Past] = []
-        self._right: deque[bool] = deque(maxlen=COUNTED)
-
-    def learn(self, promise: Promise, took_ns: int) -> None:
-        nearest_ns = min(max(took_ns, promise.shortest_ns), promise.longest_ns)
-        factor = (took_ns + NS_PER_S) / (nearest_ns + NS_PER_S)  # tiny waits say little
-        factor = min(FACTOR_MAX, max(1 / FACTOR_MAX, factor))
-        self._waits.append(Past(factor, took_ns))
-        self._ordered = sorted(self._waits)
-        self._right.append(promise.first.is_right(took_ns))
-
-    def likely(self, futures_ns: list[int], waited_ns: int) -> Estimate:
-        """Return the estimate for a wait of this kind that has lasted for ``waited_ns``."""
-        if len(self._ordered) < FACTORS:
-            return likely(futures_ns)
-        factors = self._factors_after(waited_ns)
-        known = len(factors)
-        count = min(FACTORS, POINTS // len(futures_ns))
-        some = [factors[(2 * n + 1) * known // (2 * count)] for n in range(count)]
-        careful = sum(self._right) < GOOD * len(self._right)
-        return likely([round(ns * by) for ns in futures_ns for by in some], careful=careful)
-
-    def _factors_after(self, waited_ns: int) -> list[float]:
-        """Return the factors that a wait may still have in the end, in order: a factor below 1
-        counts only if its own wait lasted longer than ``waited_ns``."""
-        left = [past.factor for past in self._ordered if past.may_follow(waited_ns)]
-        return left or [1.0]
-
-    def bound(self, futures_ns: list[int]) -> Estimate:
-        """Return a range whose high end is an upper bound for almost all waits of this kind."""
-        known = len(self._ordered)
-        factor = self._ordered[int(HOLDS * known)].factor if known >= FACTORS else BOUND_FACTOR
-        low_ns, high_ns = min(futures_ns), max(futures_ns)
-        high_ns = round((high_ns + NS_PER_S) * max(1.0, factor))
-        return Estimate(low_ns, sorted(futures_ns)[len(futures_ns) // 2], high_ns)
 
 
 class Forecast:
@@ -360,12 +188,10 @@ class Forecast:
             del self._promises[id_]
             session = st.sessions.get(id_)
             if session is not None and session.granted_ns >= promise.began_ns:
-                self._learn(promise, session.granted_ns - promise.began_ns)
-
-    def _learn(self, promise: Promise, took_ns: int) -> None:
-        self._record(promise.kind).learn(promise, took_ns)
-        if max(took_ns, promise.first.expected_ns) >= NOTICED_NS:
-            self.kept.append((promise.first, took_ns))
+                took_ns = session.granted_ns - promise.began_ns
+                self._record(promise.kind).learn(promise, took_ns)
+                if max(took_ns, promise.first.expected_ns) >= NOTICED_NS:
+                    self.kept.append((promise.first, took_ns))
 
     def _record(self, kind: Kind) -> Calibration:
         return self._records.setdefault(kind, Calibration())

@@ -139,7 +139,10 @@ class SimulatedFuture:
     def _next(self) -> ev.Event | None:
         """Return the next event and set the clock to its time; ``None``: there is none."""
         ends = self._ends
-        while ends and self._is_stale(ends[0]):
+        while ends:  # those of turns that are over already: suspended, or ended otherwise
+            runner = self._st.runners.get(ends[0][1])
+            if runner is not None and runner.granted_ns == ends[0][2]:
+                break
             heapq.heappop(ends)
         report_ns = self._reports[0][0] if self._reports else NEVER_NS
         end_ns = ends[0][0] if ends else NEVER_NS
@@ -155,11 +158,6 @@ class SimulatedFuture:
             _, id_, _ = heapq.heappop(ends)
             return ev.BurstEnded(session=id_, burst=self._st.sessions[id_].burst)
         return ev.DeadlinePassed()
-
-    def _is_stale(self, end: tuple[int, SessionId, int]) -> bool:
-        """Return whether the turn of ``end`` is over already: suspended, or ended otherwise."""
-        runner = self._st.runners.get(end[1])
-        return runner is None or runner.granted_ns != end[2]
 
     def _expect_end(self, runner: Session) -> None:
         length_ns = self._lengths_ns[runner.id]
