@@ -50,8 +50,8 @@ MUTATIONS = (
     # Room and turns
     Mutation(
         "kiwi_core/sched/rules/room.py",
-        "    if short_bytes <= 0:\n        return READY, None",
-        "    if short_bytes <= st.total_bytes:\n        return READY, None",
+        "    if short_bytes <= 0:\n        return RoomState.READY, None",
+        "    if short_bytes <= st.total_bytes:\n        return RoomState.READY, None",
         SCHED,
     ),
     Mutation(
@@ -81,8 +81,8 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/sched/rules/turns.py",
-        "return _under_way(st, waiter)\n    if waiter.stopped:",
-        "return _under_way(st, waiter)\n    if False:",
+        "else QueueStep.WAIT\n    if waiter.stopped:",
+        "else QueueStep.WAIT\n    if False:",
         SCHED,
     ),
     Mutation(
@@ -99,7 +99,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/sched/model/turn.py",
-        "        self.want = NOTHING\n",
+        "        self.want = Want.NONE\n",
         "",
         SCHED,
     ),
@@ -233,37 +233,37 @@ MUTATIONS = (
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/perform.py",
+        "kiwi_core/pager/undo.py",
         "                await self.restore(steps, reservation)\n        except",
         "                pass\n        except",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/perform.py",
+        "kiwi_core/pager/undo.py",
         '            await self._try(steps, "stays suspended", ending)\n',
         "            pass\n",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/perform.py",
-        "        if not ending.keep_locked:\n            errors",
-        "        if True:\n            errors",
+        "kiwi_core/pager/undo.py",
+        "            if not ending.keep_locked:\n                errors",
+        "            if True:\n                errors",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/perform.py",
+        "kiwi_core/pager/undo.py",
         "            await self._lock_again(those, ending)\n",
         "            pass\n",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/perform.py",
+        "kiwi_core/pager/undo.py",
         "        elif not (ending.keep_locked or self._given_up):",
         "        elif not ending.keep_locked:",
         PAGER,
     ),
     Mutation(
-        "kiwi_core/pager/perform.py",
+        "kiwi_core/pager/undo.py",
         "            shut = [step for step in back if "
         "found.get(step.process.ref) is Residency.SUSPENDED]",
         "            shut = []",

@@ -21,7 +21,7 @@ from kiwi_core.pager.api import Moved, Refused
 from kiwi_core.pager.driver_steps import SETTLE_POLL_S, Parts
 from kiwi_core.pager.ending import Stop, as_stop
 from kiwi_core.pager.look import IN_TRANSIT
-from kiwi_core.pager.perform import Performer
+from kiwi_core.pager.undo import Performer
 from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
