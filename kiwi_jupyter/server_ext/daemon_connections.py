@@ -83,18 +83,15 @@ class DaemonConnections:
         """
         self._looked_s = time.monotonic()
         if self._tending is None:
-            self._open()
+            self._scan()
+            self._tending = asyncio.create_task(self._tend())
+            self.records = {
+                path: record for path, record in self.records.items() if path in self._followers
+            }
+            for record in self.records.values():
+                record.stale = True
         if starts and self._may_start():
             self._starting = asyncio.create_task(self._start())
-
-    def _open(self) -> None:
-        self._scan()
-        self._tending = asyncio.create_task(self._tend())
-        self.records = {
-            path: record for path, record in self.records.items() if path in self._followers
-        }
-        for record in self.records.values():
-            record.stale = True
 
     @property
     def is_open(self) -> bool:
@@ -106,14 +103,12 @@ class DaemonConnections:
         started, but after ``timeout_s`` at the latest.
         """
         until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s and not self._is_settled():
+        while time.monotonic() < until_s:
+            records = [self.records.get(socket) for socket in self._followers]
+            answered = all(record is not None and not record.stale for record in records)
+            if answered and self._starting is None:
+                return
             await asyncio.sleep(0.01)
-
-    def _is_settled(self) -> bool:
-        records = (self.records.get(socket) for socket in self._followers)
-        return self._starting is None and all(
-            record is not None and not record.stale for record in records
-        )
 
     async def _tend(self) -> None:
         while self._watched() or time.monotonic() - self._looked_s < IDLE_S:

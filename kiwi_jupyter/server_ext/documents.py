@@ -35,10 +35,12 @@ class Documents:
         stamp, now_s = self._changes(), time.monotonic()
         if stamp == self._stamp and now_s - self._asked_s < ANYWAY_S:
             return False
+        # Consoles have paths, too, but no file that can be opened.
         paths = {
             session["kernel"]["id"]: session["path"]
             for session in await ensure_async(self._sessions.list_sessions())
-            if session.get("kernel") and session.get("path") and _is_notebook(session)
+            if session.get("kernel") and session.get("path")
+            if session.get("type", "notebook") == "notebook"
         }
         # After the question: listing drops sessions whose kernel is dead.
         self._stamp, self._asked_s = self._changes(), now_s
@@ -50,8 +52,3 @@ class Documents:
     def _changes(self) -> int | None:
         """Return the number of changes of the table; ``None`` if that cannot be known."""
         return getattr(getattr(self._sessions, "connection", None), "total_changes", None)
-
-
-def _is_notebook(session: Mapping[str, Any]) -> bool:
-    """Return whether it is a notebook. Consoles have paths, too, but no file that can be opened."""
-    return bool(session.get("type", "notebook") == "notebook")

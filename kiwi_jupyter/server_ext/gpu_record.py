@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kiwi_core.errors import KiwiError
-    from kiwi_core.wire.messages import GpuStatus, HistoryEntry, HistoryReport
+    from kiwi_core.wire.messages import GpuStatus, HistoryEntry
     from kiwi_jupyter.server_ext.daemon_follower import DaemonLost, StatusReceived
 
 SAME_RUN_S: Final = 5.0
@@ -52,7 +52,14 @@ class GpuRecord:
         self.error = self.gone_at = None
         self.stale = False
         if received.history is not None:
-            self._take_history(received.history, received.at)
+            for session_id, session in received.history.sessions.items():
+                if session.mine and session.kernel_id:
+                    self._kernels[session_id] = session.kernel_id
+            for entry in received.history.entries:
+                named = received.history.sessions.get(entry.session)
+                new = self._entry(entry, named.name if named else "", received.at)
+                self._entries[new.id] = new
+            self._history = None
 
     def handle_loss(self, lost: DaemonLost) -> None:
         self.error = lost.error
@@ -60,16 +67,6 @@ class GpuRecord:
         self.gone_at = lost.at if lost.gone else None
 
     # --- history --------------------------------------------------------------------------------
-
-    def _take_history(self, report: HistoryReport, at: float) -> None:
-        for id_, session in report.sessions.items():
-            if session.mine and session.kernel_id:
-                self._kernels[id_] = session.kernel_id
-        for entry in report.entries:
-            named = report.sessions.get(entry.session)
-            new = self._entry(entry, named.name if named else "", at)
-            self._entries[new.id] = new
-        self._history = None
 
     def _entry(self, entry: HistoryEntry, name: str, at: float) -> History:
         id_ = f"{self._run.name}-{entry.id}"

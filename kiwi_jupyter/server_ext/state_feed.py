@@ -52,7 +52,16 @@ class EncodedDelta:
         if may_set:
             return self.encoded
         if self._masked is None:
-            self._masked = msgspec.json.encode(_masked_delta(self.delta))
+            # Such a reader may change nothing, whatever the daemon allows this server.
+            gpus = {}
+            for uuid, change in (self.delta.gpus or {}).items():
+                masked = change
+                if change.set is not None and change.set.get("may_set"):
+                    masked = replace(change, set={**change.set, "may_set": False})
+                gpus[uuid] = masked
+            server = self.delta.server and replace(self.delta.server, may_set=False)
+            masked_delta = replace(self.delta, server=server, gpus=self.delta.gpus and gpus)
+            self._masked = msgspec.json.encode(masked_delta)
         return self._masked
 
 
@@ -91,26 +100,24 @@ class StateFeed:
             del self._gpus[uuid], self._received_at[uuid]
         news = server if server != self._server else None
         self._server = server
-        if changed or gone or news is not None:
-            self._say(news, changed, gone)
-
-    def _say(self, server: Server | None, changed: dict[str, GpuDelta], gone: list[str]) -> None:
+        if not changed and not gone and news is None:
+            return
         self.seq += 1
-        news = EncodedDelta(
+        delta = EncodedDelta(
             Delta(
                 seq=self.seq,
                 now=self._wall(),
-                server=server,
+                server=news,
                 gpus=changed or None,
                 gpus_gone=gone or None,
             )
         )
-        self._ring.append(news)
-        self._ring_bytes += len(news.encoded)
+        self._ring.append(delta)
+        self._ring_bytes += len(delta.encoded)
         while len(self._ring) > RING_MAX or self._ring_bytes > RING_MAX_BYTES:
             self._ring_bytes -= len(self._ring.popleft().encoded)
         for subscription in self._subscriptions:
-            subscription.offer(news)
+            subscription.offer(delta)
 
     # --- what is so -----------------------------------------------------------------------------
 
@@ -188,38 +195,18 @@ class Subscription:
         # in a busy loop, the timeout may fire although a delta has come
         if not self._some.is_set():
             return self._feed.heartbeat()
-        message = self._snapshot() if self._lost else self._delta()
+        if self._lost:
+            self._lost = False
+            state = self._feed.state(may_set=self._may_set)
+            fields = {name: getattr(state, name) for name in state.__struct_fields__}
+            message = msgspec.json.encode(Snapshot(**fields))
+        else:
+            message = self._waiting.popleft().bytes_for(self._may_set)
         if not self._waiting:
             self._some.clear()
         return message
-
-    def _snapshot(self) -> bytes:
-        self._lost = False
-        state = self._feed.state(may_set=self._may_set)
-        fields = {name: getattr(state, name) for name in state.__struct_fields__}
-        return msgspec.json.encode(Snapshot(**fields))
-
-    def _delta(self) -> bytes:
-        return self._waiting.popleft().bytes_for(self._may_set)
 
 
 def _recent(gpu: Gpu, since: float) -> Gpu:
     kept = [one for one in gpu.history if one.ended_at is None or one.ended_at >= since]
     return gpu if len(kept) == len(gpu.history) else replace(gpu, history=kept)
-
-
-def _masked_delta(delta: Delta) -> Delta:
-    """Mask a change for a reader who may not change settings, whatever the daemon allows this
-    server.
-    """
-    server = delta.server and replace(delta.server, may_set=False)
-    return replace(delta, server=server, gpus=delta.gpus and _masked_gpus(delta.gpus))
-
-
-def _masked_gpus(gpus: dict[str, GpuDelta]) -> dict[str, GpuDelta]:
-    masked = {}
-    for uuid, change in gpus.items():
-        if change.set is not None and change.set.get("may_set"):
-            change = replace(change, set={**change.set, "may_set": False})
-        masked[uuid] = change
-    return masked

@@ -25,7 +25,16 @@ class UsageHandler(KiwiHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        by, since = self._by(), self._since()
+        try:
+            by = UsageBy(self.get_query_argument("by", UsageBy.USER.value))
+        except ValueError:
+            raise bad_request("by is neither user nor notebook.") from None
+        try:
+            since = msgspec.convert(self.get_query_argument("since", "0"), UnixTime, strict=False)
+        except msgspec.ValidationError:
+            raise bad_request(
+                "since is not a time.", "Write Unix seconds, for example since=1795046400."
+            ) from None
         await self.service.ready()
         gpus = [await self._of(gpu, by, since) for gpu in self.service.gpus()]
         self.say(m.Usage(gpus=gpus))
@@ -39,18 +48,3 @@ class UsageHandler(KiwiHandler):
         return m.GpuUsage(
             **about, began_at=report.began_unix_s, complete=report.complete, rows=report.rows
         )
-
-    def _by(self) -> UsageBy:
-        try:
-            return UsageBy(self.get_query_argument("by", UsageBy.USER.value))
-        except ValueError:
-            raise bad_request("by is neither user nor notebook.") from None
-
-    def _since(self) -> float:
-        text = self.get_query_argument("since", "0")
-        try:
-            return msgspec.convert(text, UnixTime, strict=False)
-        except msgspec.ValidationError:
-            raise bad_request(
-                "since is not a time.", "Write Unix seconds, for example since=1795046400."
-            ) from None
