@@ -208,9 +208,8 @@ class SimulatedFuture:
         actions = st.handle(self._now_ns)
         _HANDLERS[type(event)](st, event)
         if isinstance(event, ev.PageOutRefused):  # it is refused again, whenever it is tried
-            for session in st.cramped.values():
-                if session.cramped_ns == self._now_ns:
-                    session.try_not_before(NEVER_NS)
+            for session in [s for s in st.cramped.values() if s.cramped_ns == self._now_ns]:
+                session.try_not_before(NEVER_NS)
         settle(st)
         if st.keeps is not None:
             self._expect_stay(st.keeps.session, st.keeps)
