@@ -12,9 +12,14 @@ import re
 import subprocess
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-CALLS = Path(__file__).parent / "src" / "hooks" / "calls.def"
+from kiwi_core.preload._paths import SOURCES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CALLS = SOURCES / "hooks" / "calls.def"
 GATED = "gated"
 CLASSES = (GATED, "free", "wait", "never")
 FOREIGN = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy")

@@ -15,9 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-import kiwi_core.cli
-
-FILE = Path(kiwi_core.cli.__file__).with_name("files") / "kiwi-cdi.json"
+FILE = Path(__file__).parents[2] / "integrations/kubernetes/kiwi-cdi.json"
 
 NAME = r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 ABSOLUTE = {"type": "string", "pattern": "^/"}

@@ -101,7 +101,7 @@ def test_the_safe_sets_have_time_for_all_their_parts(script):
 
 
 def test_the_readme_names_every_part_with_its_limit(script):
-    text = (GPU.parent / "README.md").read_text()
+    text = (ROOT / "benchmarks/README.md").read_text()
     for name, parts in script[1].SETS.items():
         for one in parts:
             rows = [row for row in text.splitlines() if f"`{one.name}`" in row]
@@ -112,7 +112,7 @@ def test_the_readme_names_every_part_with_its_limit(script):
 def test_the_slots_in_the_readme_have_time_for_all_their_parts(script):
     """The machine's facts come first, and take a few seconds; the last part gets what is left."""
     plan = script[1]
-    text = (GPU.parent / "README.md").read_text()
+    text = (ROOT / "benchmarks/README.md").read_text()
     slots = re.findall(r'/slot-(\d)" \\\n +--only ([\w ]+) --budget-seconds (\d+)', text)
     assert [number for number, _, _ in slots] == ["1", "2", "3", "4"]
     for number, names, budget in slots:

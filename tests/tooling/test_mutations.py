@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.mutations import MUTATIONS
+
+from tools.mutations import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -188,7 +188,11 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     assert not [line for line in done.stderr.splitlines() if UNIT.name in line], done.stderr
 
 
-SMALL = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "packaging", "kiwi_core/py.typed")
+SMALL = (
+    *("pyproject.toml", "README.md", "LICENSE", "NOTICE", "packaging", "kiwi_core/py.typed"),
+    *("native/src", "integrations/grafana", "integrations/kubernetes/kiwi-cdi.json"),
+    "integrations/systemd",
+)
 
 
 def tree(place: Path, address: str) -> Path:

@@ -16,7 +16,7 @@ from kiwi_jupyter.kernel.foresight.libraries import (
     TO_GPU,
     Libraries,
 )
-from kiwi_jupyter.kernel.foresight.look import Look, names_in
+from kiwi_jupyter.kernel.foresight.look import CellLook, names_in
 from kiwi_jupyter.kernel.foresight.values import is_module, is_plain, module_of, name_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Forecaster:
         from, if that is certain; it is only for speed."""
         if text is not None and self._says_nothing(text, space):
             return Foreseen(False, NOTHING)
-        look = Look(self.libraries, self._transform, space, self._within_ns)
+        look = CellLook(self.libraries, self._transform, space, self._within_ns)
         try:
             for index, statement in enumerate(tree.body):
                 if why := look.statement(statement):

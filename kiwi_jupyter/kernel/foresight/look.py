@@ -48,7 +48,7 @@ _OPTIONS: Final = re.compile(r"\s*(-\w+(\s+\d+)?\s+)*")
 _LOOKS: Final = PARTS["torch.cuda"]
 
 
-class Look:
+class CellLook:
     """One look at one cell. It holds references to the user's objects until ``forget``."""
 
     def __init__(
