@@ -74,16 +74,6 @@ def test_a_session_with_too_little_ram_gets_one_notice_with_the_number_to_ask_fo
     assert "--mem=9216M" in notice.text
 
 
-def test_the_notice_says_whether_the_session_may_be_ended(stage: Stage) -> None:
-    stage.little_ram = LittleRam(
-        {stage.record.id: stage.record}.get, lambda _id: [], stage.root, 900.0
-    )
-    stage.sees(7)
-    [notice] = stage.notices
-    ended = "If others wait for that memory for 15 min when its turn is over, it is ended."
-    assert ended in notice.text
-
-
 def test_the_limits_are_read_again_only_once_the_memory_has_grown(stage: Stage) -> None:
     stage.sees(5)
     stage.uses(8)
