@@ -336,7 +336,7 @@ class KernelSession:
         """Use the daemon's emulated driver, if no other one is loaded yet. A kernel that was
         started where it is found by name reaches it as it would a real one: nothing is loaded.
         """
-        from kiwi_core.client.client import loaded_cuda_library
+        from kiwi_core.client.connection import loaded_cuda_library
 
         loaded = loaded_cuda_library()
         if loaded and not _same_file(loaded, emulation.libcuda):
@@ -461,7 +461,7 @@ def _show_only(welcome: Welcome) -> None:
     """Let CUDA see only the GPU that this kernel shares, since it would use the first one. Do
     nothing if the user has set the variable to several GPUs or to none, or if CUDA is loaded: it
     has read the variable then."""
-    from kiwi_core.client.client import loaded_cuda_library
+    from kiwi_core.client.connection import loaded_cuda_library
     from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 
     theirs = ENV_VISIBLE in os.environ and not only_visible(os.environ)
