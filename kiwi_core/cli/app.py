@@ -94,23 +94,22 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv``, run the command, and turn every expected error into a sentence and a code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _guarded(arguments)
+        try:
+            code = _dispatch(arguments)
+        except SystemExit as leaving:  # argparse leaves this way, for --help too
+            code = leaving.code if isinstance(leaving.code, int) else exits.OK
+        except KiwiError as error:
+            complain(error)
+            code = exits.FAILED
+        except KeyboardInterrupt:
+            code = exits.INTERRUPTED
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = _mute_broken_pipe()
+    except BrokenPipeError:  # the reader has left (``kiwi status | head``): drop buffered output
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)
+        code = exits.BROKEN_PIPE
     return code
-
-
-def _guarded(arguments: list[str]) -> int:
-    try:
-        return _dispatch(arguments)
-    except SystemExit as leaving:  # argparse leaves this way, for --help too
-        return leaving.code if isinstance(leaving.code, int) else exits.OK
-    except KiwiError as error:
-        complain(error)
-        return exits.FAILED
-    except KeyboardInterrupt:
-        return exits.INTERRUPTED
 
 
 def complain(error: KiwiError) -> None:
@@ -123,22 +122,17 @@ def complain(error: KiwiError) -> None:
 def _dispatch(arguments: list[str]) -> int:
     name = next((word for word in arguments if not word.startswith("-")), None)
     if name is not None and name not in COMMANDS:
-        raise SystemExit(_unknown(name))
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        means = f" Did you mean: kiwi {near[0]}" if near else ""
+        print(f"kiwi: there is no command {name!r}.{means}", file=sys.stderr)
+        print("      See kiwi --help.", file=sys.stderr)
+        return exits.USAGE
     parser, command = _parser(name)
     if command is None:
         parser.parse_args(arguments)  # exits for --help, --version and unknown options
         parser.print_help()
         return exits.USAGE
     return command.run(parser.parse_args(arguments))
-
-
-def _unknown(name: str) -> int:
-    """Name the command that was probably meant."""
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    means = f" Did you mean: kiwi {near[0]}" if near else ""
-    print(f"kiwi: there is no command {name!r}.{means}", file=sys.stderr)
-    print("      See kiwi --help.", file=sys.stderr)
-    return exits.USAGE
 
 
 def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, CommandModule | None]:
@@ -172,11 +166,3 @@ class _Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {message}", file=sys.stderr)
         print(f"      See {self.prog} --help.", file=sys.stderr)
         raise SystemExit(exits.USAGE)
-
-
-def _mute_broken_pipe() -> int:
-    """Drop buffered output: the reader has left (``kiwi status | head``)."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)
-    return exits.BROKEN_PIPE

@@ -54,19 +54,15 @@ def run(path: str, command: list[str], env: Mapping[str, str]) -> int:
         pid = os.posix_spawn(path, command, env, setsigmask=(), setsigdef=IGNORED_BY_PYTHON)
         forwarding.to(pid)
         forwarding.wait_for_end(pid)
-        _let_see(pid)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_code != os.CLD_EXITED and ended.si_status in CRASHES:
+            # Give the daemon a moment to see the crash: only before the program is reaped does
+            # ``/proc`` tell other processes how it ended.
+            time.sleep(SEEN_WITHIN_S)
         _, status = os.waitpid(pid, 0)
         forwarding.stop()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else exits.of_signal(-code)
-
-
-def _let_see(pid: int) -> None:
-    """Give the daemon a moment to see that a program has crashed: only before it is reaped does
-    ``/proc`` tell other processes how it ended."""
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    if ended is not None and ended.si_code != os.CLD_EXITED and ended.si_status in CRASHES:
-        time.sleep(SEEN_WITHIN_S)
 
 
 class _Forwarding:

@@ -88,7 +88,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check_packages()
+    missing = []
+    for module, package in PACKAGES.items():
+        try:
+            there = find_spec(module) is not None
+        except ModuleNotFoundError:  # no package that the module would be in
+            there = False
+        if not there:
+            missing.append(package)
+    if missing:
+        raise CallerError(
+            "no-kubernetes",
+            f"kiwi device-plugin needs {', '.join(missing)}: "
+            "pip install 'kiwi-jupyter[kubernetes]'",
+        )
+
     from kiwi_kubernetes import process
 
     return process.main(
@@ -104,23 +118,6 @@ def run(args: argparse.Namespace) -> int:
             log_json=args.log_json,
         )
     )
-
-
-def _check_packages() -> None:
-    missing = [package for module, package in PACKAGES.items() if not _has(module)]
-    if missing:
-        raise CallerError(
-            "no-kubernetes",
-            f"kiwi device-plugin needs {', '.join(missing)}: "
-            "pip install 'kiwi-jupyter[kubernetes]'",
-        )
-
-
-def _has(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # no package that the module would be in
-        return False
 
 
 def _resource(text: str) -> str:

@@ -104,7 +104,17 @@ def ending_descendants() -> Iterator[None]:
     try:
         yield
     finally:
-        _end_descendants(frozenset(others))
+        # Ask them to end, then kill them. The wait is limited: a process of another user (a
+        # browser's sandbox) may be out of reach.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            ends_s = time.monotonic() + ENDS_WITHIN_S
+            signalled: set[ProcessRef] = set()
+            while (left := _descendants(frozenset(others))) and time.monotonic() < ends_s:
+                for ref in left:
+                    if ref not in signalled:
+                        signalled.add(ref)
+                        _signal(ref, number)
+                time.sleep(_LOOK_EVERY_S)
         _adopt(orphans=before)
 
 
@@ -115,20 +125,6 @@ def _adopt(*, orphans: bool) -> bool:
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0)
     prctl(_PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0)
     return bool(was.value)
-
-
-def _end_descendants(others: frozenset[ProcessRef]) -> None:
-    """Ask the descendants to end, then kill them. The wait is limited: a process of another user (a
-    browser's sandbox) may be out of reach."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        ends_s = time.monotonic() + ENDS_WITHIN_S
-        signalled: set[ProcessRef] = set()
-        while (left := _descendants(others)) and time.monotonic() < ends_s:
-            for ref in left:
-                if ref not in signalled:
-                    signalled.add(ref)
-                    _signal(ref, number)
-            time.sleep(_LOOK_EVERY_S)
 
 
 def _descendants(others: frozenset[ProcessRef]) -> list[ProcessRef]:

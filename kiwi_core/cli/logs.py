@@ -46,10 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with _open(directory_of(args)) as log:
-        for line in _last(log, args.lines):
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(0, size - _BLOCK_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+        for line in lines[-args.lines :] if args.lines else []:
             print(printable(line), flush=args.follow)
         while args.follow:
-            _new(log)
+            if os.fstat(log.fileno()).st_size < log.tell():  # it was emptied
+                log.seek(0)
+            whole_lines, _, begun = log.read().rpartition(b"\n")
+            log.seek(-len(begun), os.SEEK_CUR)
+            for line in whole_lines.decode(errors="replace").splitlines():
+                print(printable(line), flush=True)
             time.sleep(_LOOK_EVERY_S)
     return exits.OK
 
@@ -72,20 +80,3 @@ def _open(directory: Path) -> BinaryIO:
             " to systemd's journal (journalctl -u kiwi), one that was started by hand to its"
             " terminal. If one runs elsewhere, name its directory with --socket-dir.",
         ) from error
-
-
-def _last(log: BinaryIO, count: int) -> list[str]:
-    size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - _BLOCK_BYTES))
-    lines = log.read().decode(errors="replace").splitlines()
-    return lines[-count:] if count else []
-
-
-def _new(log: BinaryIO) -> None:
-    """Print the new lines; if the log was emptied, print from its beginning."""
-    if os.fstat(log.fileno()).st_size < log.tell():
-        log.seek(0)
-    whole, _, begun = log.read().rpartition(b"\n")
-    log.seek(-len(begun), os.SEEK_CUR)
-    for line in whole.decode(errors="replace").splitlines():
-        print(printable(line), flush=True)

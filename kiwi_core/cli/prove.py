@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import kiwi_emulator as emulator
 from kiwi_core.bench import proof as proving
 from kiwi_core.cli import exits
-from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
+from kiwi_core.cli.checks.finding import Finding, Level, fail, ok, warn
 from kiwi_core.client import Client
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import nvml, proofs
@@ -20,7 +20,7 @@ from kiwi_core.units import format_bytes
 from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.proofs import Proof
@@ -40,8 +40,27 @@ def prove(show: Callable[[Finding], None], emulate: str | None, sockets: Path) -
             raise CallerError("no-gpu", "There is no NVIDIA GPU on this machine.")
         for gpu in found:
             _must_be_idle(sockets / f"{gpu.uuid}.sock", gpu)
-        results = [finding for gpu in found for finding in _proven(gpu, show)]
-    return exits.OK if all(finding.level.name != "FAIL" for finding in results) else exits.FAILED
+        code = exits.OK
+        for gpu in found:
+            try:
+                with proofs.one_at_a_time():
+                    proof = proving.prove(
+                        gpu, lambda name: print(f"  {name} …", file=sys.stderr, flush=True)
+                    )
+                    proofs.save(proof)
+            except (KiwiError, OSError) as error:
+                remedy = getattr(error, "remedy", "")
+                finding = warn(
+                    AREA,
+                    f"GPU {gpu.index} ({gpu.name}): nothing was proven: {error}",
+                    remedy or "Is the cache directory writable, and the disk full?",
+                )
+            else:
+                finding = _judged(gpu, proof)
+            show(finding)
+            if finding.level is Level.FAIL:
+                code = exits.FAILED
+    return code
 
 
 def _must_be_idle(socket: Path, gpu: GpuInfo) -> None:
@@ -72,26 +91,6 @@ def _emulate(sizes: str, directory: Path) -> None:
     emulator.create_state(state, specs)
     emulator.activate(state, libraries)
     os.environ.update(emulator.environment(state, libraries))
-
-
-def _proven(gpu: GpuInfo, show: Callable[[Finding], None]) -> Iterator[Finding]:
-    try:
-        with proofs.one_at_a_time():
-            proof = proving.prove(gpu, _say)
-            proofs.save(proof)
-    except (KiwiError, OSError) as error:
-        remedy = (
-            getattr(error, "remedy", "") or "Is the cache directory writable, and the disk full?"
-        )
-        finding = warn(AREA, f"GPU {gpu.index} ({gpu.name}): nothing was proven: {error}", remedy)
-    else:
-        finding = _judged(gpu, proof)
-    show(finding)
-    yield finding
-
-
-def _say(name: str) -> None:
-    print(f"  {name} …", file=sys.stderr, flush=True)
 
 
 def _judged(gpu: GpuInfo, proof: Proof) -> Finding:

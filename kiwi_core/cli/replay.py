@@ -50,17 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    only: str | None = args.session
     quiet = args.summary or args.json
     runs: list[HistoryRun] = []
-    filtering = Filter(only)
+    filtering = Filter(args.session)
+    style = Style.of(sys.stdout)
     with journals.opened(args.journal) as file:
         for part in _tell(journals.records(file), filtering):
-            if not isinstance(part, ReplayPart):
-                if not quiet:
-                    print(_painted(part))
-                continue
-            runs.append(part.run)
+            if isinstance(part, ReplayPart):
+                runs.append(part.run)
+            elif not quiet:
+                text = "\n".join(printable(line) for line in str(part).split("\n"))
+                print(style.red(text) if part.differs else text)
     filtering.check()
     if args.json:
         print(_json(runs))
@@ -173,12 +173,6 @@ def _spans(word: str, spans: list[HistorySpan]) -> list[str]:
         f"{format_duration_s(span.to_s - span.from_s)}"
         for span in sorted(spans, key=lambda span: (span.from_s, span.to_s))
     ]
-
-
-def _painted(line: ReplayLine) -> str:
-    text = "\n".join(printable(part) for part in str(line).split("\n"))
-    style = Style.of(sys.stdout)
-    return style.red(text) if line.differs else text
 
 
 def _json(runs: list[HistoryRun]) -> str:

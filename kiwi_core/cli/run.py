@@ -134,13 +134,6 @@ def run(args: argparse.Namespace) -> int:
         return path
     if os.environ.get(ENV_INSIDE):
         _become(path, command)  # the session around this process waits and holds for it
-    try:
-        return _as_session(args, path, command)
-    except Terminated as terminated:
-        return exits.of_signal(terminated.number)
-
-
-def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
     pager = args.pager or config.pager_of(os.environ)
     try:
         with leaving_on_signals():  # Ctrl-C frees the place in the queue by itself
@@ -148,16 +141,24 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
             client = _connect(args, args.name or " ".join(command)[:80], str(lacking or ""))
             if lacking is not None:
                 warn(f"{lacking.message} {NO_GATE}", lacking.remedy)
+            line = TerminalWaitLine()
             try:
-                welcome = _wait_for_gpu(client)
+                client.acquire(on_waiting=line.show)
+                line.granted()
             except BaseException:
                 client.close()
                 raise
+            finally:
+                line.clear()
+    except Terminated as terminated:
+        return exits.of_signal(terminated.number)
     except KiwiError as error:
         if args.require:
             raise
         warn(f"{error.message} The program runs without Kiwi.", error.remedy)
         _become(path, command)
+    welcome = client.welcome
+    assert welcome is not None
     env = environment(welcome, dict(os.environ), args.gpu)
     watch = None
     if library is not None:
@@ -214,13 +215,10 @@ class LinkWatch:
                 status = self._client.status(STATUS_WITHIN_S)
                 ours = (s for s in status.sessions if s.id == welcome.session)
                 if any(session.pager is MovedBy.INPROCESS for session in ours):
-                    self._end_burst()
+                    with self._deciding:
+                        if not self._over.is_set():
+                            self._client.end_burst(lingering=True)
                     return
-
-    def _end_burst(self) -> None:
-        with self._deciding:
-            if not self._over.is_set():
-                self._client.end_burst(lingering=True)
 
 
 def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
@@ -265,10 +263,15 @@ def _connect_once(
 ) -> Client:
     """Connect where the program waits least, unless its user has chosen. Raises ``PeerError``
     "no-daemon"."""
-    from kiwi_core.client import gpu_placement, own_gpus
+    from kiwi_core.client import discover, gpu_placement, own_gpus
 
     key = f"kiwi run {os.getpid()}"
-    sockets, placed = _sockets(directory, named), None
+    sockets = discover(directory, named) if named else own_gpus.own_sockets(directory)
+    if not sockets and not named:
+        error = own_gpus.no_daemon(directory)
+        if error.code != "no-daemon":
+            raise error
+    placed = None
     if not named and not os.environ.get(own_gpus.ENV_VISIBLE):
         placed = gpu_placement.place(sockets, key)
     if placed is not None:  # the others stay, in case its daemon ends just now
@@ -280,15 +283,6 @@ def _connect_once(
         with suppress(KiwiError):  # it lapses by itself, too
             client.expect(key, 0)
     return client
-
-
-def _sockets(directory: Path, named: str | None) -> list[Path]:
-    from kiwi_core.client import discover, own_gpus
-
-    found = discover(directory, named) if named else own_gpus.own_sockets(directory)
-    if not found and not named and (error := own_gpus.no_daemon(directory)).code != "no-daemon":
-        raise error
-    return found
 
 
 def _first_that_answers(
@@ -340,18 +334,6 @@ def _once_there_is_room(client: Client) -> Welcome:
                 warn(f"{error.message} The program waits for a place.", error.remedy)
                 said = True
         time.sleep(FULL_AGAIN_S)
-
-
-def _wait_for_gpu(client: Client) -> Welcome:
-    line = TerminalWaitLine()
-    try:
-        client.acquire(on_waiting=line.show)
-        line.granted()
-    finally:
-        line.clear()
-    welcome = client.welcome
-    assert welcome is not None
-    return welcome
 
 
 def wanted_gpu(named: str | None, env: dict[str, str]) -> str | None:

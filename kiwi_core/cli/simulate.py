@@ -24,7 +24,7 @@ from kiwi_core.simulate.mixes import MIXES
 from kiwi_core.simulate.model import GB, Cluster, FaultRates, Placing, Setup, SimulatedMachine
 from kiwi_core.simulate.picture import waits_svg
 from kiwi_core.simulate.recorded import read
-from kiwi_core.simulate.trace import Recorded, Trace, from_lines, to_lines
+from kiwi_core.simulate.trace import Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, TIB, ns_to_seconds, parse_size_bytes, seconds_to_ns
 
@@ -60,6 +60,8 @@ CHECKPOINT_LATENCY_S = 0.2
 DEFAULT_LATENCY_S = 0.1
 GPUS_MAX = 100_000
 HOURS_MAX = 24.0 * 366
+LONG_HOURS = 24.0 * 20
+"""Simulated hours, over all GPUs and columns, from which on the progress is always shown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -195,16 +197,40 @@ def run(args: argparse.Namespace) -> int:
     cluster = _cluster(args)
     work, real = _work(args)
     if args.output or args.anonymise:
-        _write_trace(args.output or "-", work, _machine(args, work), args.seed)
+        trace = b"".join(to_lines(work.of(args.seed, _machine(args, work))))
+        if args.output in (None, "-"):
+            sys.stdout.buffer.write(trace)
+        else:
+            _write(args.output, trace)
         return exits.OK
     plans = _plans(args, work, cluster)
-    report = _Progress() if sys.stderr.isatty() or _is_long(plans) else None
+    hours = sum(
+        (plan.cluster.gpus_in_all if plan.cluster else plan.gpus)
+        * (plan.work.hours if plan.work.mix else 24.0)
+        for plan in plans
+    )
+    report = _Progress() if sys.stderr.isatty() or hours > LONG_HOURS else None
     measured = run_fleet(plans, jobs=args.jobs, progress=report)
     columns: list[Column] = [(None, summarise(real))] if real is not None else []
     columns += [
         (plan.setup, summarise(measures)) for plan, measures in zip(plans, measured, strict=True)
     ]
-    _write_results(args, plans[0], columns)
+    title = _title(plans[0])
+    if args.json:
+        data = report_json(plans[0], columns)
+        if args.json == "-":
+            print(data.decode())
+        else:
+            _write(args.json, data + b"\n")
+    if args.svg:
+        named = [
+            (column_name(setup, cluster=cluster is not None), summary) for setup, summary in columns
+        ]
+        _write(args.svg, waits_svg(title, named).encode())
+    if args.json != "-":
+        style = Style.of(sys.stdout)
+        lines = table_lines(title, columns, style, users=args.users, cluster=cluster is not None)
+        print("\n".join(lines))
     return exits.OK
 
 
@@ -246,39 +272,23 @@ def _read_trace(name: str) -> Trace:
 def _machine(args: argparse.Namespace, work: Work) -> SimulatedMachine:
     trace = work.trace
     recorded = trace.recorded if trace is not None else None
-    out_gbps, in_gbps = args.gbps or _recorded_speeds(recorded)
-    latency_s = args.swap_latency
-    if latency_s is None:
-        latency_s = _usual_latency_s(args, recorded)
+    # The journal's speeds. If it has measured one way only, that counts for both.
+    out_gbps = recorded and (recorded.out_gbps or recorded.in_gbps)
+    in_gbps = recorded and (recorded.in_gbps or recorded.out_gbps)
+    latency_s = CHECKPOINT_LATENCY_S if out_gbps is None else 0.0
+    if args.gbps:
+        (out_gbps, in_gbps), latency_s = args.gbps, DEFAULT_LATENCY_S
+    if args.swap_latency is not None:
+        latency_s = args.swap_latency
     return SimulatedMachine(
         total_bytes=trace.total_bytes if trace is not None else args.memory or 80 * GIB,
         host_budget_bytes=args.host_memory
         or (recorded.host_budget_bytes if recorded is not None else 2 * TIB),
-        out_bytes_per_s=out_gbps * GB,
-        in_bytes_per_s=in_gbps * GB,
+        out_bytes_per_s=(out_gbps or DEFAULT_OUT_GBPS) * GB,
+        in_bytes_per_s=(in_gbps or DEFAULT_IN_GBPS) * GB,
         swap_fixed_ns=seconds_to_ns(latency_s),
         noise=args.noise,
         contention=args.contention,
-    )
-
-
-def _usual_latency_s(args: argparse.Namespace, recorded: Recorded | None) -> float:
-    if args.gbps:
-        return DEFAULT_LATENCY_S
-    return 0.0 if _is_measured(recorded) else CHECKPOINT_LATENCY_S
-
-
-def _is_measured(recorded: Recorded | None) -> bool:
-    return recorded is not None and (recorded.out_gbps or recorded.in_gbps) is not None
-
-
-def _recorded_speeds(recorded: Recorded | None) -> tuple[float, float]:
-    if recorded is None:
-        return DEFAULT_OUT_GBPS, DEFAULT_IN_GBPS
-    one = recorded.out_gbps or recorded.in_gbps
-    return (
-        recorded.out_gbps or one or DEFAULT_OUT_GBPS,
-        recorded.in_gbps or one or DEFAULT_IN_GBPS,
     )
 
 
@@ -287,6 +297,9 @@ def _plans(args: argparse.Namespace, work: Work, cluster: Cluster | None) -> lis
     recorded = work.trace.recorded if work.trace is not None else None
     quanta_s = args.tq or [recorded.tq_s if recorded is not None else ns_to_seconds(DEFAULTS.tq_ns)]
     mode = args.anti_thrash or (recorded.anti_thrash if recorded is not None else "on")
+    named: Sequence[str] = args.policy or policies.NAMES[:1]
+    if not args.policy and recorded is not None and recorded.policy in policies.NAMES:
+        named = (recorded.policy, *policies.NAMES)  # the others are compared with it
     return [
         Plan(
             work=work,
@@ -302,7 +315,7 @@ def _plans(args: argparse.Namespace, work: Work, cluster: Cluster | None) -> lis
             gpus=args.gpus,
             cluster=cluster,
         )
-        for policy in dict.fromkeys(args.policy or _policies(recorded))
+        for policy in dict.fromkeys(named)
         for tq_s in dict.fromkeys(quanta_s)
         for rule in dict.fromkeys(args.place if cluster else args.place[:1])
     ]
@@ -326,22 +339,6 @@ def _cluster(args: argparse.Namespace) -> Cluster | None:
     )
 
 
-def _policies(recorded: Recorded | None) -> Sequence[str]:
-    """Return the default policies: the recorded one first, which the others are compared with."""
-    if recorded is None or recorded.policy not in policies.NAMES:
-        return policies.NAMES[:1]
-    return (recorded.policy, *policies.NAMES)
-
-
-def _is_long(plans: list[Plan]) -> bool:
-    hours = sum(
-        (plan.cluster.gpus_in_all if plan.cluster else plan.gpus)
-        * (plan.work.hours if plan.work.mix else 24.0)
-        for plan in plans
-    )
-    return hours > 24.0 * 20
-
-
 # --- output -------------------------------------------------------------------------------------
 
 
@@ -362,31 +359,6 @@ class _Progress:
             print(f"\r{text}", end="\n" if share >= 1.0 else "", file=sys.stderr, flush=True)
         else:
             print(text, file=sys.stderr, flush=True)
-
-
-def _write_trace(name: str, work: Work, machine: SimulatedMachine, seed: int) -> None:
-    lines = b"".join(to_lines(work.of(seed, machine)))
-    if name == "-":
-        sys.stdout.buffer.write(lines)
-    else:
-        _write(name, lines)
-
-
-def _write_results(args: argparse.Namespace, plan: Plan, columns: list[Column]) -> None:
-    cluster = plan.cluster is not None
-    if args.json:
-        data = report_json(plan, columns)
-        if args.json == "-":
-            print(data.decode())
-        else:
-            _write(args.json, data + b"\n")
-    if args.svg:
-        named = [(column_name(setup, cluster=cluster), summary) for setup, summary in columns]
-        _write(args.svg, waits_svg(_title(plan), named).encode())
-    if args.json != "-":
-        style = Style.of(sys.stdout)
-        lines = table_lines(_title(plan), columns, style, users=args.users, cluster=cluster)
-        print("\n".join(lines))
 
 
 def _title(plan: Plan) -> str:

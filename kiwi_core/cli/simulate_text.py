@@ -52,7 +52,13 @@ def table_lines(
     row("wait by GPU time, 50 % / 95 %", lambda _: "")
     for number, one in enumerate(first.classes):
         if one.wait_s.n:
-            row(f"  {one.cells}", lambda s, n=number: _two(s.classes[n].wait_s))  # type: ignore[misc]
+            row(
+                f"  {one.cells}",
+                lambda s, n=number: (  # type: ignore[misc]
+                    f"{format_duration_s(s.classes[n].wait_s.p50)}"
+                    f" / {format_duration_s(s.classes[n].wait_s.p95)}"
+                ),
+            )
     row("slowdown, 50 % / 95 %", lambda s: f"{s.all.slowdown.p50:.1f} / {s.all.slowdown.p95:.1f}")
     row("useful share of the GPU", lambda s: f"{s.useful_share:.1%}")
     row("lost (idle or moving memory)", lambda s: format_duration_s(s.lost_s))
@@ -66,7 +72,8 @@ def table_lines(
     for name, value in _TROUBLES:
         if any(map(value, summaries)):
             row(name, lambda s, v=value: f"{v(s):,}")  # type: ignore[misc]
-    cells = f"{first.cells:,} cells, {format_duration_s(_asked_s(first))} of GPU time asked for"
+    asked_s = first.useful_share * first.wanted_share * first.total_s
+    cells = f"{first.cells:,} cells, {format_duration_s(asked_s)} of GPU time asked for"
     lines = [style.bold(printable(title)), style.dim(cells), ""]
     lines += table(rows, right=range(1, len(columns) + 1))
     if users:
@@ -88,20 +95,12 @@ def _wait_rows(
     row("  longest", lambda s: format_duration_s(of(s).max))
 
 
-def _two(wait: Quantiles) -> str:
-    return f"{format_duration_s(wait.p50)} / {format_duration_s(wait.p95)}"
-
-
 _TROUBLES: tuple[tuple[str, Callable[[Summary], int]], ...] = (
     ("grew past what was free", lambda s: s.out_of_memory),
     ("operations refused", lambda s: s.refused),
     ("operations that hung", lambda s: s.hung),
     ("kernels that died", lambda s: s.killed),
 )
-
-
-def _asked_s(summary: Summary) -> float:
-    return summary.useful_share * summary.wanted_share * summary.total_s
 
 
 def _users(summary: Summary) -> list[str]:

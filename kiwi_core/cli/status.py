@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from kiwi_core.cli import choosing, exits
 from kiwi_core.cli.choosing import EVERYTHING, Choice
 from kiwi_core.cli.common import (
-    DaemonAnswer,
     add_gpu,
     add_socket_dir,
     ask_all,
@@ -75,7 +74,12 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(found, choice, indent=2 if sys.stdout.isatty() else 0))
     elif found:
         print("\n".join(text_lines(found, Style.of(sys.stdout), choice)))
-    return _report_silent(answers)
+    code = exits.OK
+    for answer in answers:
+        if answer.error is not None:  # it has a socket but does not answer
+            warn(f"{answer.socket.name}: {answer.error.message}", answer.error.remedy)
+            code = exits.FAILED
+    return code
 
 
 def text_lines(gpus: Sequence[GpuStatus], style: Style, choice: Choice = EVERYTHING) -> list[str]:
@@ -96,13 +100,3 @@ def to_json(gpus: Sequence[GpuStatus], choice: Choice = EVERYTHING, *, indent: i
     chosen = [msgspec.structs.replace(gpu, sessions=choice.of(gpu.sessions)) for gpu in gpus]
     data = msgspec.json.encode({"gpus": chosen})
     return (msgspec.json.format(data, indent=indent) if indent else data).decode()
-
-
-def _report_silent(answers: list[DaemonAnswer]) -> int:
-    """Warn of daemons that have a socket but do not answer, and return the exit code."""
-    code = exits.OK
-    for answer in answers:
-        if answer.error is not None:
-            warn(f"{answer.socket.name}: {answer.error.message}", answer.error.remedy)
-            code = exits.FAILED
-    return code

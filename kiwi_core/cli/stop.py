@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli import exits
@@ -76,7 +77,14 @@ def run(args: argparse.Namespace) -> int:
     directory = directory_of(args)
     mark = directory / STOPPED_NAME
     if args.undo:
-        _take_away(mark)
+        try:
+            mark.unlink(missing_ok=True)
+        except OSError as error:
+            raise CallerError(
+                "not-written",
+                f"{mark} cannot be removed ({error.strerror}).",
+                "Ask who administers this machine.",
+            ) from error
         return exits.OK
     marks = args.gpu is None and may_start_in(directory)
     try:
@@ -204,17 +212,6 @@ def _refuse(gpu: str, why: str) -> None:
 # --- the end ------------------------------------------------------------------------------------
 
 
-def _take_away(mark: Path) -> None:
-    try:
-        mark.unlink(missing_ok=True)
-    except OSError as error:
-        raise CallerError(
-            "not-written",
-            f"{mark} cannot be removed ({error.strerror}).",
-            "Ask who administers this machine.",
-        ) from error
-
-
 def _put(mark: Path) -> None:
     """Write the mark before the daemons end: a notebook that notices their end must find it."""
     try:
@@ -244,17 +241,11 @@ def _end(path: Path, ref: processes.ProcessRef | None, *, leaves: bool) -> int:
     except KiwiError as error:
         warn(f"{gpu}: {error.message}", error.remedy)
         return exits.FAILED
-    left = _left_behind(path)
+    left: list[str] = []
+    with suppress(OSError):  # what the daemon has written of memory that it could not bring back
+        left = path.with_suffix(LEFT_SUFFIX).read_text("utf-8").splitlines()
     print(f"{gpu}: stopped" + (", and left in system RAM: " if left else "") + "; ".join(left))
     return exits.OK if leaves or not left else exits.FAILED
-
-
-def _left_behind(path: Path) -> list[str]:
-    """Return what the daemon at ``path`` has written of memory that it could not bring back."""
-    try:
-        return path.with_suffix(LEFT_SUFFIX).read_text("utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def _end_process(ref: processes.ProcessRef, gpu: str) -> None:

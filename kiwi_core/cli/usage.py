@@ -17,7 +17,6 @@ from kiwi_core.units import format_bytes, format_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from kiwi_core.wire.messages import UsageReport, UsageRow, Welcome
 
@@ -80,6 +79,8 @@ def parse_since(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
+    from kiwi_core.wire.messages import UsageBy
+
     code, answers = exits.OK, []
     try:
         sockets = find_sockets(directory_of(args), args.gpu)
@@ -90,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
         raise
     for socket in sockets:
         try:
-            answers.append(_ask(socket, args.by, args.since))
+            with observer(socket) as client:
+                welcome = client.connect()
+                answers.append((welcome, client.usage(UsageBy(args.by), args.since)))
         except KiwiError as error:
             warn(f"{socket.name}: {error.message}", error.remedy)
             code = exits.FAILED
@@ -100,17 +103,6 @@ def run(args: argparse.Namespace) -> int:
     elif answers:
         print("\n".join(text_lines(answers, args.by, Style.of(sys.stdout))))
     return code
-
-
-def _ask(socket: Path, by: str, since_unix_s: float) -> tuple[Welcome, UsageReport]:
-    from kiwi_core.wire.messages import UsageBy
-
-    client = observer(socket)
-    try:
-        welcome = client.connect()
-        return welcome, client.usage(UsageBy(by), since_unix_s)
-    finally:
-        client.close()
 
 
 def _to_json(answers: Sequence[tuple[Welcome, UsageReport]], *, indent: int = 0) -> str:

@@ -50,20 +50,13 @@ def run(args: argparse.Namespace) -> int:
     if not gpus:
         raise no_daemon(directory, args.gpu)
     gpus.sort(key=gpu_placement.rank)
+    shortest_s = gpus[0].newcomer_wait_s
     if args.json:
         print(_json(gpus))
     else:
-        print(_line(gpus[0]))
-    shortest_s = gpus[0].newcomer_wait_s
+        print("unknown" if shortest_s is None else f"{shortest_s:.1f}", gpus[0].uuid)
     wait_s = math.inf if shortest_s is None else shortest_s
     return exits.OK if args.below is None or wait_s < args.below else exits.FAILED
-
-
-def _line(gpu: GpuStatus) -> str:
-    wait_s = gpu.newcomer_wait_s
-    if wait_s is None:
-        return f"unknown {gpu.uuid}"
-    return f"{wait_s:.1f} {gpu.uuid}"
 
 
 def _json(gpus: list[GpuStatus]) -> str:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli import exits
@@ -19,7 +18,6 @@ from kiwi_core.cli.terminal import Keys, Screen, Style
 from kiwi_core.errors import KiwiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from kiwi_core.cli.choosing import Choice
@@ -52,24 +50,17 @@ class StatusFollower(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_asked.is_set():
-            self._follow_once()
-            self._news.put(StatusNews(self._socket, None))
+            self._client = observer(self._socket)
+            with contextlib.suppress(KiwiError), self._client as client:
+                client.connect()
+                for status in client.watch():
+                    self._news.put(StatusNews(self._socket, status))
+                    if self._stop_asked.is_set():
+                        break
+            self._news.put(StatusNews(self._socket, None))  # away for now
             if not self._socket.exists():
                 return
             self._stop_asked.wait(RESCAN_S)
-
-    def _follow_once(self) -> None:
-        client = self._client = observer(self._socket)
-        try:
-            client.connect()
-            for status in client.watch():
-                self._news.put(StatusNews(self._socket, status))
-                if self._stop_asked.is_set():
-                    return
-        except KiwiError:
-            pass  # away for now: run() reports it and tries again
-        finally:
-            client.close()
 
     def close(self) -> None:
         if self._client is not None:
@@ -127,53 +118,32 @@ class Board:
 def run(directory: Path, gpu: str | None, choice: Choice, *, as_json: bool) -> int:
     """Show the status until ``q`` is pressed at a terminal; without one, Ctrl-C or the end of the
     pipe's reader ends it."""
-    board = Board(directory, gpu)
+    board, keys, style = Board(directory, gpu), Keys(), Style.of(sys.stdout)
     with contextlib.ExitStack() as stack:
         stack.callback(board.close)
-        show: Callable[[list[GpuStatus]], None]
-        keys = Keys()
-        if as_json:
-            show = partial(_print_json, choice)
-        elif sys.stdout.isatty():
+        screen: Screen | None = None
+        if sys.stdout.isatty() and not as_json:
             stack.enter_context(keys)
-            show = _drawn_on(stack.enter_context(Screen()), directory, choice)
-        else:
-            show = partial(_print_block, choice)
-        _loop(board, show, keys)
-    return exits.OK
-
-
-def _loop(board: Board, show: Callable[[list[GpuStatus]], None], keys: Keys) -> None:
-    next_scan = 0.0
-    drawn_for = None
-    while "q" not in keys.pressed().lower():
-        if time.monotonic() >= next_scan:
-            board.rescan()
-            next_scan = time.monotonic() + RESCAN_S
-        changed = board.update(RESCAN_S / 4)
-        window = shutil.get_terminal_size()
-        if changed or window != drawn_for:
-            show(board.gpus())
+            screen = stack.enter_context(Screen())
+        next_scan, drawn_for = 0.0, None
+        while "q" not in keys.pressed().lower():
+            if time.monotonic() >= next_scan:
+                board.rescan()
+                next_scan = time.monotonic() + RESCAN_S
+            changed = board.update(RESCAN_S / 4)
+            window = shutil.get_terminal_size()
+            if not changed and window == drawn_for:
+                continue
             drawn_for = window
-
-
-def _print_json(choice: Choice, gpus: list[GpuStatus]) -> None:
-    print(to_json(gpus, choice), flush=True)
-
-
-def _print_block(choice: Choice, gpus: list[GpuStatus]) -> None:
-    lines = text_lines(gpus, Style.of(sys.stdout), choice) or ["no daemon answers"]
-    print("\n".join([*lines, "---"]), flush=True)
-
-
-def _drawn_on(screen: Screen, directory: Path, choice: Choice) -> Callable[[list[GpuStatus]], None]:
-    style = Style.of(sys.stdout)
-
-    def show(gpus: list[GpuStatus]) -> None:
-        lines = text_lines(gpus, style, choice)
-        if not lines:
-            error = no_daemon(directory)
-            lines = [error.message, error.remedy, "Waiting for one."]
-        screen.draw(lines, style.dim("live; q or Ctrl-C leaves"))
-
-    return show
+            if as_json:
+                print(to_json(board.gpus(), choice), flush=True)
+                continue
+            lines = text_lines(board.gpus(), style, choice)
+            if screen is None:
+                print("\n".join([*(lines or ["no daemon answers"]), "---"]), flush=True)
+                continue
+            if not lines:
+                error = no_daemon(directory)
+                lines = [error.message, error.remedy, "Waiting for one."]
+            screen.draw(lines, style.dim("live; q or Ctrl-C leaves"))
+    return exits.OK

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # does not load typing
 if TYPE_CHECKING:
-    from kiwi_core.client.client import Client
+    from kiwi_core.client.client import Client, Ticket
     from kiwi_core.client.discovery import discover
     from kiwi_core.client.requests import LeaseCancelled
-    from kiwi_core.client.ticket import Ticket
 
 __all__ = ["Client", "LeaseCancelled", "Ticket", "discover"]
 
 _HOMES = {
     "Client": "client",
     "LeaseCancelled": "requests",
-    "Ticket": "ticket",
+    "Ticket": "client",
     "discover": "discovery",
 }
 

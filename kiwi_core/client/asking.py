@@ -53,12 +53,11 @@ def answers(path: Path, patience: Patience) -> bool:
     it is not for this process. Raises ``SilentDaemonError`` when ``patience`` ends."""
     hello = Hello(protocol=PROTOCOL, role=Role.OBSERVER, client="kiwi")
     try:
-        link, _ = dial(path, hello, patience)
+        dial(path, hello, patience)[0].close()
     except SilentDaemonError:
         raise
     except KiwiError as error:
         return is_full(error)
-    link.close()
     return True
 
 

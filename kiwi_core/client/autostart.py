@@ -153,15 +153,20 @@ def _start(
 ) -> list[Path]:
     socket_dir = look.socket_dir
     launcher = interpreter.bare(Path(__file__).with_name("launch.py"))
-    log = _open_log(socket_dir)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(socket_dir / LOG_NAME, flags, 0o600)
+    if os.fstat(log).st_size > _LOG_MAX_BYTES:
+        os.ftruncate(log, 0)
     began_at = os.fstat(log).st_size
+    # One notebook's choice of GPUs is left out, because the daemon serves the whole machine.
+    env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
     try:
         starter = subprocess.Popen(
             [*launcher, *(command or _daemon_command(socket_dir, env))],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=_daemon_env(env),
+            env=env,
             start_new_session=True,
             cwd=interpreter.DIRECTORY,
         )
@@ -202,19 +207,6 @@ def _daemon_command(socket_dir: Path, env: Mapping[str, str]) -> list[str]:
     unused_s = ns_to_seconds(DEFAULTS.unused_ns)
     own = ["--socket-dir", str(socket_dir), "--end-unused-after", f"{unused_s:g}"]
     return interpreter.module("kiwi_core.cli", "daemon", *own, *more)
-
-
-def _daemon_env(env: dict[str, str]) -> dict[str, str]:
-    """Leave out one notebook's choice of GPUs, because the daemon serves the whole machine."""
-    return {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
-
-
-def _open_log(socket_dir: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    log = os.open(socket_dir / LOG_NAME, flags, 0o600)
-    if os.fstat(log).st_size > _LOG_MAX_BYTES:
-        os.ftruncate(log, 0)
-    return log
 
 
 def _tail(socket_dir: Path, began_at: int) -> str:

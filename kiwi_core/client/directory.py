@@ -151,20 +151,18 @@ def signs_of_a_daemon(path: Path) -> Signs:
                 return frozenset()
             for name in os.listdir(directory):
                 found = os.lstat(name, dir_fd=directory)
-                if _shows_daemon(name, found, trusted):
+                if name.endswith(".sock"):
+                    shows = stat.S_ISSOCK(found.st_mode) and found.st_uid in trusted
+                else:
+                    is_lock = name.endswith(".lock") and name.startswith(("GPU-", "MIG-"))
+                    shows = is_lock and -1 < time.time() - found.st_mtime < LEFT_LATELY_S
+                if shows:
                     signs.add((name, found.st_ino, found.st_mtime_ns))
             if place.st_uid != os.getuid():
                 signs.add((".", place.st_ino, 0))
     except OSError:  # it, or a file in it, has just gone
         pass
     return frozenset(signs)
-
-
-def _shows_daemon(name: str, found: os.stat_result, trusted: frozenset[int]) -> bool:
-    if name.endswith(".sock"):
-        return stat.S_ISSOCK(found.st_mode) and found.st_uid in trusted
-    is_lock = name.endswith(".lock") and name.startswith(("GPU-", "MIG-"))
-    return is_lock and -1 < time.time() - found.st_mtime < LEFT_LATELY_S
 
 
 def _is_trusted_socket(name: str, directory: int, trusted: frozenset[int]) -> bool:

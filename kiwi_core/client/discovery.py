@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.client.directory import trusted_sockets
-from kiwi_core.errors import KiwiError, PeerError, SilentDaemonError, is_full
+from kiwi_core.errors import KiwiError, SilentDaemonError, is_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,39 +25,23 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
     sockets = [socket_dir / name for name in trusted_sockets(socket_dir)]
     if gpu is None:
         return sockets
-    if gpu.isdecimal() and len(gpu) <= 3:
-        return _with_index(sockets, int(gpu))
-    wanted = gpu.lower()
-    return [
-        path
-        for path in sockets
-        if path.stem.lower().startswith((wanted, f"gpu-{wanted}", f"mig-{wanted}"))
-    ]
+    if not (gpu.isdecimal() and len(gpu) <= 3):
+        wanted = gpu.lower()
+        beginnings = (wanted, f"gpu-{wanted}", f"mig-{wanted}")
+        return [path for path in sockets if path.stem.lower().startswith(beginnings)]
 
-
-def _with_index(sockets: list[Path], index: int) -> list[Path]:
-    found, unknown = [], None
-    for path in sockets:
-        try:
-            if _index(path) == index:
-                found.append(path)
-        except PeerError as error:
-            unknown = error
-    if unknown is not None and not found:
-        raise unknown
-    return found
-
-
-def _index(path: Path) -> int | None:
-    """Ask the daemon for its GPU's index; ``None``: there is none. Raises ``PeerError`` if the
-    daemon is full or does not answer."""
     from kiwi_core.client.client import Client
     from kiwi_core.wire.messages import Role
 
-    try:
-        with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
-            return client.connect().gpu_index
-    except KiwiError as error:
-        if is_full(error) or isinstance(error, SilentDaemonError):
-            raise
-        return None
+    found, unknown = [], None
+    for path in sockets:
+        try:
+            with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
+                if client.connect().gpu_index == int(gpu):
+                    found.append(path)
+        except KiwiError as error:
+            if is_full(error) or isinstance(error, SilentDaemonError):
+                unknown = error
+    if unknown is not None and not found:
+        raise unknown
+    return found

@@ -28,7 +28,9 @@ def trusted_uids(directory: int) -> frozenset[int]:
     """
     own = frozenset((0, os.getuid()))
     try:
-        return own | {_overflow_uid()} if _is_handed_in(directory) else own
+        if not _is_handed_in(directory):
+            return own
+        return own | {int(Path("/proc/sys/kernel/overflowuid").read_text())}
     except OSError:  # no /proc: nothing proves the mount
         return own
 
@@ -40,19 +42,10 @@ def _is_handed_in(directory: int) -> bool:
         return False
     found = _MOUNT_ID.search((proc / f"fdinfo/{directory}").read_text())
     path = os.readlink(proc / f"fd/{directory}")
+    mounts = (proc / "mountinfo").read_text(errors="replace").splitlines()
+    # Fields, as proc(5) has them: id, parent, device, root, mount point, options … A path with a
+    # blank is escaped there, and never the same.
     return found is not None and any(
-        _is_read_only_mount(line.split(" "), found[1], path)
-        for line in (proc / "mountinfo").read_text(errors="replace").splitlines()
+        fields[0] == found[1] and fields[4] == path and "ro" in fields[5].split(",")
+        for fields in (line.split(" ") for line in mounts)
     )
-
-
-def _is_read_only_mount(fields: list[str], mount_id: str, path: str) -> bool:
-    """Return whether a line of mountinfo is a read-only mount. Its fields, as proc(5) has them: id,
-    parent, device, root, mount point, options … A path with a blank is escaped there, and never the
-    same.
-    """
-    return fields[0] == mount_id and fields[4] == path and "ro" in fields[5].split(",")
-
-
-def _overflow_uid() -> int:
-    return int(Path("/proc/sys/kernel/overflowuid").read_text())

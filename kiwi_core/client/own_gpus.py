@@ -45,27 +45,18 @@ def machine_gpus() -> list[MachineGpu]:
     found = []
     for place in sorted((ROOT / "proc/driver/nvidia/gpus").glob("*/information")):
         try:
-            facts = _facts(place.read_text())
+            pairs = (line.partition(":") for line in place.read_text().splitlines())
         except OSError:
             return []
+        facts = {name.strip(): value.strip() for name, _, value in pairs}
         uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor", "")
         if not uuid.startswith("GPU-") or "?" in uuid:
             return []
-        found.append(MachineGpu(uuid, _may_open(ROOT / f"dev/nvidia{minor}")))
+        # Like ``open``, ``access`` makes the kernel ask the device cgroup (``inode_permission``).
+        # Opening a GPU that nobody uses would start it, which takes seconds.
+        is_open = os.access(ROOT / f"dev/nvidia{minor}", os.R_OK | os.W_OK)
+        found.append(MachineGpu(uuid, is_open))
     return found
-
-
-def _facts(text: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _may_open(device: Path) -> bool:
-    """Return whether ``open`` would succeed. Like ``open``, ``access`` makes the kernel ask the
-    device cgroup (``inode_permission``). Opening a GPU that nobody uses would start it, which takes
-    seconds.
-    """
-    return os.access(device, os.R_OK | os.W_OK)
 
 
 def visible_gpus(env: Mapping[str, str], machine: Sequence[MachineGpu] = ()) -> list[str] | None:

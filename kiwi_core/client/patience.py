@@ -78,7 +78,3 @@ class Patience:
     def slice_s(self, at_most_s: float = SLICE_S) -> float:
         """Return how long the next single wait may be."""
         return max(0.0, min(at_most_s, self._limit_s - self.spent_s))
-
-    def restart(self) -> None:
-        self._last_s = time.monotonic()
-        self.spent_s = 0.0

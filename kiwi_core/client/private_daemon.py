@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
@@ -91,7 +92,9 @@ class PrivateDaemon:
         ends_s = time.monotonic() + READY_WITHIN_S
         while time.monotonic() < ends_s and self._process.poll() is None:
             for socket in self._sockets.glob(f"{gpu}.sock"):
-                if _answers(socket):
+                observer = Client(socket, role=Role.OBSERVER, reconnect=False)
+                with suppress(KiwiError, OSError), observer:
+                    observer.connect()
                     return socket
             time.sleep(_LOOK_EVERY_S)
         words = self._log.read_text(errors="replace").strip().splitlines()[-_LOG_LINES:]
@@ -110,13 +113,3 @@ class PrivateDaemon:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)  # not reaped: still its number
             self._process.wait()
-
-
-def _answers(socket: Path) -> bool:
-    client = Client(socket, role=Role.OBSERVER, reconnect=False)
-    try:
-        client.connect()
-    except (KiwiError, OSError):
-        return False
-    client.close()
-    return True

@@ -34,12 +34,6 @@ class FrameReader:
         self._rest = b""
         self._fault: PeerError | None = None
 
-    def copy(self) -> FrameReader:
-        """Return an independent reader in the same state."""
-        copied = FrameReader(self._max_bytes)
-        copied._rest, copied._fault = self._rest, self._fault
-        return copied
-
     @property
     def held_bytes(self) -> int:
         """Bytes of the unfinished line; at most the limit."""

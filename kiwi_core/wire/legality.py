@@ -122,12 +122,6 @@ class Conversation:
             self.in_burst = False
             self.lingering = isinstance(message, m.EndBurst) and message.lingering
 
-    def copy(self) -> Conversation:
-        """Return an independent conversation in the same state."""
-        copied = Conversation.__new__(Conversation)
-        copied.__dict__.update(self.__dict__)
-        return copied
-
     def _check_numbers(self, message: m.ClientMessage) -> None:
         if isinstance(message, m.Hello):
             self._check_hello(message)

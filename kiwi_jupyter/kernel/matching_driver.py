@@ -16,7 +16,7 @@ def show_only(welcome: Welcome) -> None:
     """Let CUDA see only the GPU that this kernel shares, since it would use the first one. Do
     nothing if the user has set the variable to several GPUs or to none, or if CUDA is loaded: it
     has read the variable then."""
-    from kiwi_core.client.client import loaded_cuda_library
+    from kiwi_core.client.connection import loaded_cuda_library
     from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 
     theirs = ENV_VISIBLE in os.environ and not only_visible(os.environ)
@@ -26,7 +26,7 @@ def show_only(welcome: Welcome) -> None:
 
 def mixes_drivers(emulation: Emulation) -> CallerError | None:
     """Return the error for a process that has loaded another driver than the daemon's."""
-    from kiwi_core.client.client import loaded_cuda_library
+    from kiwi_core.client.connection import loaded_cuda_library
 
     loaded = loaded_cuda_library()
     if not loaded or _same_file(loaded, emulation.libcuda):

@@ -78,7 +78,7 @@ def test_what_came_with_the_welcome_is_not_lost(
     told: list[UserNotice] = []
     client = make_client(on_notice=told.append)
     client.connect()
-    assert told == [notice]
+    assert eventually(lambda: told) == [notice]
 
 
 def test_watching_shows_changes_and_skips_old_ones(daemon: ScriptedDaemon, client: Client) -> None:

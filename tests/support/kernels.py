@@ -40,7 +40,7 @@ SET_GRACE = """%%kiwi cpu
 import kiwi_jupyter.kernel as _kiwi
 _kiwi._loaded.config.daemon_grace_s = {seconds}
 if _kiwi._loaded.session._client is not None:
-    _kiwi._loaded.session._client._channel.grace_s = {seconds}
+    _kiwi._loaded.session._client._daemon_grace_s = {seconds}
 del _kiwi
 """
 

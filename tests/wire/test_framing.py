@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import pairwise
 
 import msgspec
@@ -101,18 +100,6 @@ def _outcome(chunks: list[bytes]) -> tuple[list[bytes], str]:
         if code:
             return lines, code
     return lines, ""
-
-
-@given(st.lists(STREAM, max_size=3), STREAM)
-def test_a_copy_is_independent(before: list[bytes], data: bytes) -> None:
-    reader = FrameReader(LIMIT)
-    with suppress(PeerError):
-        for chunk in before:
-            list(reader.feed(chunk))
-    twin = reader.copy()
-    of_the_twin = _fed(twin, data)
-    assert _fed(reader, data) == of_the_twin
-    assert reader.held_bytes == twin.held_bytes
 
 
 def _fed(reader: FrameReader, data: bytes) -> tuple[list[bytes], str]:

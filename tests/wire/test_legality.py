@@ -158,15 +158,6 @@ def test_a_burst_that_runs_has_a_number() -> None:
     assert_illegal(Conversation(), hello(burst=0, in_burst=True))
 
 
-def test_a_copy_is_independent() -> None:
-    talk = after(hello(), Acquire(burst=1))
-    twin = talk.copy()
-    assert facts(twin) == facts(talk)
-    twin.accept(EndBurst(burst=1))
-    assert facts(twin) == facts(after(hello(), Acquire(burst=1), EndBurst(burst=1)))
-    assert facts(talk) == facts(after(hello(), Acquire(burst=1)))
-
-
 def test_the_table_speaks_of_every_message_and_every_state() -> None:
     assert set(TABLE) == set(ConnectionState)
     moves = {move for row in TABLE.values() for move in row}

@@ -132,7 +132,10 @@ def mps(root: Path) -> Iterator[Finding]:
 def has_nvidia_hardware(root: Path = Path("/")) -> bool:
     if (root / "dev/nvidiactl").exists():
         return True
-    return any(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
+    return any(
+        _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(DISPLAY_CLASSES)
+        for device in (root / "sys/bus/pci/devices").glob("*")
+    )
 
 
 def compiler() -> Finding:
@@ -157,12 +160,6 @@ def is_emulated(library_path: str) -> bool:
         return ENV_STATE.encode() in Path(library_path).read_bytes()
     except OSError:
         return False
-
-
-def _is_gpu(device: Path) -> bool:
-    return _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(
-        DISPLAY_CLASSES
-    )
 
 
 def _text(path: Path) -> str:

@@ -30,15 +30,17 @@ def check(root: Path = Path("/")) -> Iterator[Finding]:
     """Yield the findings. ``root`` is the directory that holds ``/proc``; tests pass another."""
     yield system(sys.platform, platform.release())
     yield python(sys.version_info[:2])
-    yield rights(os.geteuid(), effective_capabilities(root))
-    yield from yama(root, privileged=_privileged(os.geteuid(), root))
+    uid, capabilities = os.geteuid(), effective_capabilities(root)
+    yield rights(uid, capabilities)
+    yield from yama(root, privileged=uid == 0 or bool(capabilities & CAP_SYS_PTRACE))
     yield from pid_namespace(root)
 
 
 def system(name: str, release: str) -> Finding:
     if not name.startswith("linux"):
         return fail("system", f"This is {name}; Kiwi needs Linux.", "Use a Linux machine.")
-    if _version(release) < KERNEL_MIN:
+    parts = release.split("-", 1)[0].split(".")[:2]
+    if tuple(int(part) for part in parts if part.isdigit()) < KERNEL_MIN:
         return fail(
             "system",
             f"Linux {release} is too old: Kiwi needs 5.3 or newer (pidfd).",
@@ -116,12 +118,3 @@ def effective_capabilities(root: Path) -> int:
         return 0
     words = next((line.split() for line in lines if line.startswith("CapEff:")), ["", "0"])
     return int(words[1], 16)
-
-
-def _privileged(uid: int, root: Path) -> bool:
-    return uid == 0 or bool(effective_capabilities(root) & CAP_SYS_PTRACE)
-
-
-def _version(release: str) -> tuple[int, ...]:
-    parts = release.split("-", 1)[0].split(".")[:2]
-    return tuple(int(part) for part in parts if part.isdigit())

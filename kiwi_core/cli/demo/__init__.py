@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits
@@ -53,8 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from kiwi_core.cli.demo.stage import stage
     from kiwi_core.cli.leaving import Terminated, leaving_on_signals
+    from kiwi_core.errors import KiwiError
+    from kiwi_core.gpu import nvml
 
-    emulated_size = args.size if args.emulate or not _has_gpu() else None
+    real = False
+    if not args.emulate:
+        with suppress(KiwiError):
+            real = bool(nvml.gpus())
+    emulated_size = None if real else args.size
     for size in (args.size, args.copy_rate):
         parse_size_bytes(size)
     os.umask(0o077)  # other users may not read the files made meanwhile
@@ -69,13 +76,3 @@ def run(args: argparse.Namespace) -> int:
             return open_lab(it, browser=not args.no_browser, port=args.port)
     except Terminated as terminated:
         return exits.of_signal(terminated.number)
-
-
-def _has_gpu() -> bool:
-    from kiwi_core.errors import KiwiError
-    from kiwi_core.gpu import nvml
-
-    try:
-        return bool(nvml.gpus())
-    except KiwiError:
-        return False

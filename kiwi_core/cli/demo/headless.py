@@ -56,7 +56,19 @@ def play(stage: DemoStage, out: TextIO) -> int:
         for notebook in notebooks:
             notebook.join(ENDS_WITHIN_S)
         timeline.stop()
-        return _conclude(stage, notebooks, timeline, cast, out)
+
+        intact = {notebook.letter: notebook.intact for notebook in notebooks}
+        good, lines = verdict(timeline.history(), timeline.suspensions, cast.letters, intact)
+        failures = [f"  {n.letter} failed: {n.failure}" for n in notebooks if n.failure]
+        if len(cast.letters) < len(notebooks):
+            failures.append("  Kiwi is not active in the kernels (`kiwi doctor` says why)")
+        failures += [f"  {n.letter} did not end in time" for n in notebooks if n.is_alive()]
+        good = good and not failures
+        where = "on an EMULATED GPU" if stage.emulated else "on a real GPU"
+        out.write("\n" + "\n".join([*lines, *failures]) + "\n")
+        out.write(f"\nVERDICT: {'GOOD' if good else 'NOT GOOD'} ({where})\n")
+        out.flush()
+        return 0 if good else 1
     finally:
         for notebook in notebooks:
             notebook.close()
@@ -82,21 +94,3 @@ class Cast:
 
     def close(self) -> None:
         self._client.close()
-
-
-def _conclude(
-    stage: DemoStage, notebooks: list[Notebook], timeline: Timeline, cast: Cast, out: TextIO
-
-) -> int:  # fmt: skip
-    intact = {notebook.letter: notebook.intact for notebook in notebooks}
-    good, lines = verdict(timeline.history(), timeline.suspensions, cast.letters, intact)
-    failures = [f"  {n.letter} failed: {n.failure}" for n in notebooks if n.failure]
-    if len(cast.letters) < len(notebooks):
-        failures.append("  Kiwi is not active in the kernels (`kiwi doctor` says why)")
-    failures += [f"  {n.letter} did not end in time" for n in notebooks if n.is_alive()]
-    good = good and not failures
-    where = "on an EMULATED GPU" if stage.emulated else "on a real GPU"
-    out.write("\n" + "\n".join([*lines, *failures]) + "\n")
-    out.write(f"\nVERDICT: {'GOOD' if good else 'NOT GOOD'} ({where})\n")
-    out.flush()
-    return 0 if good else 1

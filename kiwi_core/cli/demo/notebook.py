@@ -91,23 +91,23 @@ class Notebook(threading.Thread):
         cells = json.loads(self.path.read_text())["cells"]
         try:
             for cell in cells:
-                if cell["cell_type"] == "code":
-                    self._run_cell("".join(cell["source"]))
+                if cell["cell_type"] != "code":
+                    continue
+                source = "".join(cell["source"])
+                self._say(f"{self.letter} starts a cell: {_title(source)}")
+                reply = self._client.execute_interactive(
+                    source, timeout=CELL_WITHIN_S, output_hook=self._output, allow_stdin=False
+                )
+                content = reply["content"]
+                if content["status"] != "ok":
+                    why = f"{content.get('ename', 'aborted')}: {content.get('evalue', '')}"
+                    raise RuntimeError(why)
         except Exception as error:  # noqa: BLE001  (told to the audience, and to the verdict)
             self.failure = f"{type(error).__name__}: {error}"
             self._say(f"{self.letter}: {self.failure}")
         finally:
             self._in_long_cell.set()  # or it failed: nobody waits for it
             _close_event_loop()
-
-    def _run_cell(self, source: str) -> None:
-        self._say(f"{self.letter} starts a cell: {_title(source)}")
-        reply = self._client.execute_interactive(
-            source, timeout=CELL_WITHIN_S, output_hook=self._output, allow_stdin=False
-        )
-        content = reply["content"]
-        if content["status"] != "ok":
-            raise RuntimeError(f"{content.get('ename', 'aborted')}: {content.get('evalue', '')}")
 
     def _output(self, message: dict[str, Any]) -> None:
         if message["msg_type"] == "execute_input" and LONG_CELL in message["content"]["code"]:

@@ -65,7 +65,9 @@ def _set(
     if emulated_size is not None:
         arguments += ["--emulate", f"1x{emulated_size}", "--emulate-copy-rate", copy_rate]
         _prove()
-        _shout("EMULATED GPU: no real GPU is used. It shows how Kiwi works, not how fast it is.")
+        text = "EMULATED GPU: no real GPU is used. It shows how Kiwi works, not how fast it is."
+        line = "*" * (len(text) + 4)
+        print(f"{line}\n* {text} *\n{line}", flush=True)
     else:
         arguments += ["--gpu", "0"]
     env = {**os.environ, "KIWI_SOCKET_DIR": str(sockets), "KIWI_DISABLE": ""}
@@ -107,24 +109,15 @@ def _compile_gate() -> None:
 
 
 def _copy_notebooks(directory: Path) -> tuple[Path, ...]:
-    source = _examples()
+    # They are inside this package in an installed wheel, and at the top of a checkout.
+    places = (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples")
+    source = next((place for place in places if (place / NOTEBOOKS[0]).is_file()), None)
+    if source is None:
+        raise CallerError(
+            "no-examples", "The example notebooks are not installed.", "Install kiwi-jupyter again."
+        )
     (directory / "notebooks").mkdir()
     copies = tuple(directory / "notebooks" / name for name in NOTEBOOKS)
     for copy in copies:
         shutil.copyfile(source / copy.name, copy)
     return copies
-
-
-def _examples() -> Path:
-    """Return the examples: inside this package in an installed wheel, at the top of a checkout."""
-    for place in (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples"):
-        if (place / NOTEBOOKS[0]).is_file():
-            return place
-    raise CallerError(
-        "no-examples", "The example notebooks are not installed.", "Install kiwi-jupyter again."
-    )
-
-
-def _shout(text: str) -> None:
-    line = "*" * (len(text) + 4)
-    print(f"{line}\n* {text} *\n{line}", flush=True)

@@ -76,11 +76,6 @@ class Timeline(threading.Thread):
         return self._historian.finish(self._replay.differences)
 
     def _words(self, entry: JournalEntry) -> Iterator[str]:
-        yield from self._event(entry)
-        for action in entry.actions:
-            yield from self._action(action)
-
-    def _event(self, entry: JournalEntry) -> Iterator[str]:
         event = entry.event
         if isinstance(event, ev.LeaseRequested):
             granted = any(isinstance(a, ac.Grant) and a.session == event.session
@@ -95,22 +90,19 @@ class Timeline(threading.Thread):
             speed = event.moved_bytes / seconds / 1e9
             yield (f"  memory {way}: {format_bytes(event.moved_bytes)} in {seconds:.2f} s "
                    f"({speed:.1f} GB/s)")  # fmt: skip
-
-    def _action(self, action: ac.Action) -> Iterator[str]:
-        name = self._name(action.session)
-        if isinstance(action, ac.Grant):
-            yield f"{name} HAS THE GPU, for {self._turn(action.quantum_ns)} if others wait"
-        elif isinstance(action, ac.Notify) and action.notice is Notice.SUSPENDED:
-            self.suspensions[action.session] += 1
-            yield f"{name} is SUSPENDED in the middle of its cell; it is queued again by itself"
-        elif isinstance(action, ac.PageOut):
-            yield f"  {name}'s memory begins to move out"
-        elif isinstance(action, ac.PageIn):
-            yield f"  {name}'s memory begins to come back"
-
-    def _turn(self, quantum_ns: int) -> str:
-        text = f"{quantum_ns / NS_PER_S:.1f} s"
-        if quantum_ns <= self._tq_ns:
-            return text
-        # By the policy (a cell that has run long) or by the cost of a swap.
-        return f"{text} (not {self._tq_ns / NS_PER_S:.1f}: longer turns, fewer moves of memory)"
+        for action in entry.actions:
+            name = self._name(action.session)
+            if isinstance(action, ac.Grant):
+                turn = f"{action.quantum_ns / NS_PER_S:.1f} s"
+                if action.quantum_ns > self._tq_ns:
+                    # By the policy (a cell that has run long) or by the cost of a swap.
+                    usual = f"{self._tq_ns / NS_PER_S:.1f}"
+                    turn += f" (not {usual}: longer turns, fewer moves of memory)"
+                yield f"{name} HAS THE GPU, for {turn} if others wait"
+            elif isinstance(action, ac.Notify) and action.notice is Notice.SUSPENDED:
+                self.suspensions[action.session] += 1
+                yield f"{name} is SUSPENDED in the middle of its cell; it is queued again by itself"
+            elif isinstance(action, ac.PageOut):
+                yield f"  {name}'s memory begins to move out"
+            elif isinstance(action, ac.PageIn):
+                yield f"  {name}'s memory begins to come back"
