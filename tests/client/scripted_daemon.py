@@ -131,7 +131,7 @@ class ScriptedDaemon(SocketServer[Peer]):
         if isinstance(message, Goodbye):
             peer.drop()
 
-    def answer(self, message: ClientMessage) -> DaemonMessage | None:  # noqa: C901 - a list
+    def answer(self, message: ClientMessage) -> DaemonMessage | None:
         match message:
             case Hello():
                 return self.welcome()

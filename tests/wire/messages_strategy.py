@@ -23,7 +23,7 @@ def _struct(kind: type[msgspec.Struct], **fixed: st.SearchStrategy[object]) -> s
     return st.builds(lambda values: kind(**values), st.fixed_dictionaries(fields))
 
 
-def _of(info: msgspec.inspect.Type) -> st.SearchStrategy:  # noqa: C901 - a list
+def _of(info: msgspec.inspect.Type) -> st.SearchStrategy:
     match info:
         case msgspec.inspect.StructType(cls=cls):
             return _struct(cls)

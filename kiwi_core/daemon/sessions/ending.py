@@ -70,8 +70,25 @@ class Ending:
 
     def after(self, step: Step) -> None:
         for action in step.actions:
-            if isinstance(action, EndSession) and not self.closed:
-                self._begin(action)
+            record = self._registry.get(action.session)
+            if not isinstance(action, EndSession) or self.closed or record is None:
+                continue
+            if os.geteuid() not in (0, record.uid):
+                self._refused(record, "the daemon may not signal another user's processes")
+                continue
+            log.warning(
+                "session is ended", session=record.id, pid=record.ref.pid, name=record.name,
+                owner=user_name(record.uid), job=record.job, why=action.cause,
+            )  # fmt: skip
+            if record.connection is not None:
+                text, remedy = user_texts.sentence(Notice.ENDED, action.cause)
+                record.connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
+            if record.kernel_id:
+                ended = _Ended(record.identity, record.ref, time.time(), action.cause)
+                self._ended[record.kernel_id] = ended
+            if len(self._ended) > REMEMBERED_MAX:
+                self._ended.popitem(last=False)
+            asyncio.get_running_loop().call_later(NOTICE_S, self._terminate, record)
 
     def notify_successor(self, record: SessionRecord, connection: Connection) -> None:
         """Tell a new session that its kernel's id belonged to one that was ended."""
@@ -81,30 +98,6 @@ class Ending:
         del self._ended[record.kernel_id]
         text, remedy = user_texts.ended_before(ended.cause, ended.unix_s)
         connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
-
-    def _begin(self, action: EndSession) -> None:
-        record = self._registry.get(action.session)
-        if record is None:
-            return
-        if os.geteuid() not in (0, record.uid):
-            self._refused(record, "the daemon may not signal another user's processes")
-            return
-        log.warning(
-            "session is ended", session=record.id, pid=record.ref.pid, name=record.name,
-            owner=user_name(record.uid), job=record.job, why=action.cause,
-        )  # fmt: skip
-        if record.connection is not None:
-            text, remedy = user_texts.sentence(Notice.ENDED, action.cause)
-            record.connection.send(UserNotice(notice=Notice.ENDED, text=text, remedy=remedy))
-        self._remember(record, action.cause)
-        asyncio.get_running_loop().call_later(NOTICE_S, self._terminate, record)
-
-    def _remember(self, record: SessionRecord, cause: str) -> None:
-        if record.kernel_id:
-            ended = _Ended(record.identity, record.ref, time.time(), cause)
-            self._ended[record.kernel_id] = ended
-        if len(self._ended) > REMEMBERED_MAX:
-            self._ended.popitem(last=False)
 
     def _terminate(self, record: SessionRecord) -> None:
         """Send SIGTERM to the processes of the session, parents first, and later SIGKILL."""
@@ -119,20 +112,20 @@ class Ending:
                         signal.pidfd_send_signal(descriptor, signal.SIGCONT)
         except (GpuError, OSError) as error:
             self._refused(record, str(error))
-        asyncio.get_running_loop().call_later(GRACE_S, _kill, signalled)
+
+        def kill() -> None:
+            """Kill the processes that SIGTERM has not ended."""
+            for ref, descriptor in signalled:
+                with suppress(OSError):
+                    if processes.alive(ref):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                        log.warning("did not end at SIGTERM: killed", pid=ref.pid)
+                os.close(descriptor)
+
+        asyncio.get_running_loop().call_later(GRACE_S, kill)
 
     def _refused(self, record: SessionRecord, why: str) -> None:
         log.error("session cannot be ended", session=record.id, pid=record.ref.pid, why=why)
         # In the loop, after the step that ordered it: other subscribers have yet to see that.
         event = ev.EndRefused(session=record.id, why=why)
         asyncio.get_running_loop().call_soon(self._core.feed, event)
-
-
-def _kill(signalled: list[tuple[ProcessRef, int]]) -> None:
-    """Kill the processes that SIGTERM has not ended."""
-    for ref, descriptor in signalled:
-        with suppress(OSError):
-            if processes.alive(ref):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                log.warning("did not end at SIGTERM: killed", pid=ref.pid)
-        os.close(descriptor)
