@@ -1,5 +1,4 @@
-"""One process that has Kiwi's library preloaded: its connection, its last report, and its current
-operation."""
+"""A process with Kiwi's library preloaded: its connection, last report and current operation."""
 
 from __future__ import annotations
 

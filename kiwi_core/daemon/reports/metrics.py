@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.engine.tally import Tally
     from kiwi_core.daemon.links.host_budget import HostBudget
+    from kiwi_core.daemon.sessions.bursts import Bursts
     from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
-    from kiwi_core.daemon.sessions.requests import RequestHandler
-    from kiwi_core.daemon.sessions.session_handler import SessionHandler
+    from kiwi_core.daemon.sessions.requests import Requests
     from kiwi_core.gpu.nvml import GpuInfo
 
 
@@ -33,8 +33,8 @@ class MetricsReporter:
     _core: Core
     _tally: Tally
     _connections: Connections
-    _sessions: SessionHandler
-    _requests: RequestHandler
+    _bursts: Bursts
+    _requests: Requests
     _shares: Shares
     _observer: Observer
     _journal: Journal
@@ -49,7 +49,7 @@ class MetricsReporter:
         tally, operations = self._tally, self._core.operations
         view = self._core.scheduler.view(now_ns)
         running = operations.running
-        self._sessions.places.recount()
+        self._bursts.recount()
         metrics = filled(
             GpuMetrics,
             view,
