@@ -320,7 +320,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kiwi_core/daemon/sessions/requests.py",
-        "if record.kept_out == ADMIN and not self._rights.is_admin(connection.peer):",
+        "if kept_out == ADMIN and not self._rights.is_admin(connection.peer):",
         "if False:",
         "tests/blackbox/test_admins.py",
     ),

@@ -2,10 +2,10 @@
 
 ==============  =================================================================================
 ``supervisor``  starts one process for each GPU, and restarts those that crash
-``gpu_daemon``  puts the parts of such a process together, and ends them
+``gpu_daemon``  runs such a process, and ends it; ``assembly`` puts its parts together
 ``router``      hands each message of a client to the part that answers it
 ``reports/``    status, usage, metrics, and the messages to waiters and watchers
-``sessions/``   sessions, their bursts, gates, users' requests, recovery, shutdown
+``sessions/``   sessions, their bursts and requests, their libraries, recovery, shutdown
 ``engine/``     ``core`` feeds events to the scheduler and publishes the steps; operations, journal
 ``links/``      the preloaded libraries, and the system RAM that they may hold
 ``user_texts``  the texts for users: what happened to a session, why, and what to do

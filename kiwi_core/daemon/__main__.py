@@ -58,25 +58,24 @@ async def _run(options: ChildOptions) -> None:
     daemon = GpuDaemon(options, machine)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)
-    loop.add_reader(sys.stdin.fileno(), _on_supervisor_message, daemon)
+
+    def supervisor_says() -> None:
+        """Read what the supervisor has sent. Any byte means that the daemon may end if nobody needs
+        it. The end of the stream means that the supervisor is gone."""
+        if os.read(sys.stdin.fileno(), 64):
+            daemon.end_if_unused()
+            return
+        loop.remove_reader(sys.stdin.fileno())
+        structlog.get_logger(__name__).warning("supervisor is gone; leaving")
+        daemon.stop()
+
+    loop.add_reader(sys.stdin.fileno(), supervisor_says)
     await daemon.run()
     beat.cancel()
     # An operation that hangs keeps its task: do not wait for it.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_UNUSED if daemon.ended_unused else 0)
-
-
-def _on_supervisor_message(daemon: GpuDaemon) -> None:
-    """Read what the supervisor has sent. Any byte means that the daemon may end if nobody needs it.
-    The end of the stream means that the supervisor is gone.
-    """
-    if os.read(sys.stdin.fileno(), 64):
-        daemon.end_if_unused()
-        return
-    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-    structlog.get_logger(__name__).warning("supervisor is gone; leaving")
-    daemon.stop()
 
 
 def raise_descriptor_limit() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core import __version__, clock
-from kiwi_core.daemon.sessions.link_handler import LinkMessage
 from kiwi_core.errors import PeerError
 from kiwi_core.wire import messages as m
+from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.base.connection import Connection, Handlers
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.reports.metrics import MetricsReporter
     from kiwi_core.daemon.reports.status import Reporter
     from kiwi_core.daemon.reports.usage import UsageReporter
-    from kiwi_core.daemon.sessions.link_handler import LinkHandler
-    from kiwi_core.daemon.sessions.requests import RequestHandler
-    from kiwi_core.daemon.sessions.session_handler import SessionHandler
+    from kiwi_core.daemon.sessions.bursts import Bursts
+    from kiwi_core.daemon.sessions.libraries import PreloadedLibraries
+    from kiwi_core.daemon.sessions.membership import Membership
+    from kiwi_core.daemon.sessions.requests import Requests
     from kiwi_core.gpu.nvml import GpuInfo
 
 
@@ -31,28 +32,29 @@ class Router:
     connections: Connections
     _gpu: GpuInfo
     _emulation: m.Emulation | None
-    sessions: SessionHandler
-    links: LinkHandler
-    requests: RequestHandler
-    reporter: Reporter
-    usage: UsageReporter
-    metrics: MetricsReporter
+    _bursts: Bursts
+    _members: Membership
+    _libraries: PreloadedLibraries
+    _requests: Requests
+    _reporter: Reporter
+    _usage: UsageReporter
+    _metrics: MetricsReporter
     closing: bool = False
     _handlers: Handlers = field(init=False)
-    """The handler of each message type; each part lists the messages that it takes."""
 
     def __post_init__(self) -> None:
         self._handlers = {
-            **self.sessions.handlers(),
-            **self.requests.handlers(),
-            **self.links.handlers(),
+            **self._requests.handlers(),
+            **self._libraries.handlers(),
             m.Hello: self._hello,
             m.GetStatus: self._get_status,
-            m.GetStory: self._get_story,
-            m.GetHistory: self._get_history,
-            m.GetMetrics: self._get_metrics,
-            m.GetUsage: self.usage.answer,
-            m.Ping: self._ping,
+            m.GetStory: lambda to, asked: to.send(self._reporter.story(to.peer, asked.session)),
+            m.GetHistory: lambda to, asked: to.send_line(
+                self._reporter.history_line(to.peer, asked.since)
+            ),
+            m.GetMetrics: lambda to, _asked: to.send(self._metrics.report()),
+            m.GetUsage: self._usage.answer,
+            m.Ping: lambda to, _asked: to.send(m.Pong()),
         }
 
     # --- Receiver -------------------------------------------------------------------------------
@@ -61,13 +63,14 @@ class Router:
         self.connections.add(connection)
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
-        if not self.closing or isinstance(message, LinkMessage):
+        of_a_library = isinstance(message, (PagerState, PagerDone, WantLease, WantRoom))
+        if of_a_library or not self.closing:
             self._handlers[type(message)](connection, message)
 
     def disconnected(self, connection: Connection) -> None:
         self.connections.remove(connection)
-        self.links.disconnected(connection)
-        self.sessions.disconnected(connection, closing=self.closing)
+        self._libraries.disconnected(connection)
+        self._members.disconnected(connection, closing=self.closing)
 
     def turned_away(self, code: str) -> None:
         self.connections.ended[code] += 1
@@ -80,7 +83,7 @@ class Router:
         self.closing = True
         kept: set[Connection] = set()
         if but_not_free:
-            kept = self.sessions.not_free() | self.links.connections()
+            kept = self._members.not_free() | self._libraries.connections()
         self.connections.close(but=kept)
 
     # --- what the router answers itself -----------------------------------------------------------
@@ -88,31 +91,19 @@ class Router:
     def _get_status(self, connection: Connection, message: m.GetStatus) -> None:
         if message.watch:
             self.connections.watch(connection)
-        connection.send_line(self.reporter.status_line(connection.peer, clock.now_ns()))
-
-    def _get_story(self, connection: Connection, message: m.GetStory) -> None:
-        connection.send(self.reporter.story(connection.peer, message.session))
-
-    def _get_history(self, connection: Connection, message: m.GetHistory) -> None:
-        connection.send_line(self.reporter.history_line(connection.peer, message.since))
-
-    def _get_metrics(self, connection: Connection, _message: m.GetMetrics) -> None:
-        connection.send(self.metrics.report())
-
-    def _ping(self, connection: Connection, _message: m.Ping) -> None:
-        connection.send(m.Pong())
+        connection.send_line(self._reporter.status_line(connection.peer, clock.now_ns()))
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
         self.connections.greeted(connection)
-        record = linked = own = None
-        own_why = ""
-        if self._emulation is not None and hello.role is not m.Role.OBSERVER:
-            _refuse_real_driver(hello.cuda_library, self._emulation)
+        if hello.role is not m.Role.OBSERVER:
+            self._refuse_real_driver(hello.cuda_library)
+        record = link = None
         if hello.role is m.Role.SESSION:
-            record = self.sessions.hello(connection, hello)
+            record = self._members.hello(connection, hello)
         elif hello.role is m.Role.PAGER:
-            linked = self.links.hello(connection, hello)
-            own, own_why = self.links.decision(connection)
+            link = self._libraries.hello(connection, hello)
+        own_why = link.objection.why.value if link and link.objection and not link.owns else ""
+        session = record.id if record else (link.session if link else None)
         connection.send(
             m.Welcome(
                 protocol=m.PROTOCOL,
@@ -120,25 +111,27 @@ class Router:
                 gpu_uuid=self._gpu.uuid,
                 gpu_index=self._gpu.index,
                 gpu_name=self._gpu.name,
-                session=session.id if (session := record or linked) else "",
+                session=session or "",
                 emulation=self._emulation,
-                own=own,
+                own=link.owns if link else None,
                 own_why=own_why,
             )
         )
-        if record is not None:
-            self.sessions.resume_burst(record, hello)
-        if hello.role is m.Role.PAGER:
-            self.links.welcomed(connection)
+        if link is not None:
+            self._libraries.welcomed(link)
+        elif record is not None:
+            self._bursts.resume(record, hello)
 
-
-def _refuse_real_driver(loaded: str, emulation: m.Emulation) -> None:
-    # Compare the names of the directories, not their paths. The name is made from the driver's
-    # sources; another user of the same state may have built the same driver elsewhere.
-    if loaded and Path(loaded).parent.name != Path(emulation.libcuda).parent.name:
-        raise PeerError(
-            "driver-mismatch",
-            f"This process has loaded the CUDA driver {loaded}, but the daemon runs an emulated "
-            "GPU. The two would not share anything, so Kiwi refuses.",
-            "Stop the emulating daemon (`kiwi daemon --emulate`), or restart this kernel.",
-        )
+    def _refuse_real_driver(self, loaded: str) -> None:
+        # Compare the names of the directories, not their paths. The name is made from the driver's
+        # sources; another user of the same state may have built the same driver elsewhere.
+        emulation = self._emulation
+        if not emulation or not loaded:
+            return
+        if Path(loaded).parent.name != Path(emulation.libcuda).parent.name:
+            raise PeerError(
+                "driver-mismatch",
+                f"This process has loaded the CUDA driver {loaded}, but the daemon runs an "
+                "emulated GPU. The two would not share anything, so Kiwi refuses.",
+                "Stop the emulating daemon (`kiwi daemon --emulate`), or restart this kernel.",
+            )

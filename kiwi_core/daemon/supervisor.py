@@ -39,7 +39,15 @@ def main(options: DaemonOptions) -> int:
     """Run in the foreground until SIGTERM or SIGINT. Return the exit status."""
     inherited.shed()
     if options.admin_group is not None:
-        _check_group(options.admin_group)
+        # A misspelt name would silently make nobody an administrator.
+        try:
+            grp.getgrnam(options.admin_group)
+        except KeyError:
+            raise CallerError(
+                "no-such-group",
+                f"This machine has no group {options.admin_group!r}.",
+                "getent group lists the groups, and id those of a user.",
+            ) from None
     # Absolute, because daemons run in another directory and programs get these paths.
     sockets = Path(options.socket_dir or config.socket_dir()).absolute()
     state = Path(options.state_dir or config.state_dir(sockets)).absolute()
@@ -51,7 +59,7 @@ def main(options: DaemonOptions) -> int:
     if options.emulate is not None:
         emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
         _print("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
-    gpus = _chosen(_readable(), options.gpus)
+    gpus = _chosen(options.gpus)
     if options.metrics is not None:
         _serve_metrics(*options.metrics, gpus, sockets)
     child = ChildOptions(
@@ -66,31 +74,6 @@ def main(options: DaemonOptions) -> int:
     for gpu in gpus:
         group.children.append(_Child(gpu, structs.replace(child, gpu_uuid=gpu.uuid), group))
     return asyncio.run(_supervise(group.children))
-
-
-def _readable() -> tuple[GpuInfo, ...]:
-    """Return the GPUs that can be served; print why each other cannot. Raise ``GpuError`` if there
-    are GPUs and none can be read."""
-    gpus, unreadable = nvml.survey()
-    for index, error in unreadable.items():
-        if not gpus:
-            raise error
-        _print(f"GPU {index} is not served: {error}")
-    return gpus
-
-
-def _check_group(name: str) -> None:
-    """Raise ``CallerError`` if this machine knows no group ``name``: a misspelt name would silently
-    make nobody an administrator.
-    """
-    try:
-        grp.getgrnam(name)
-    except KeyError:
-        raise CallerError(
-            "no-such-group",
-            f"This machine has no group {name!r}.",
-            "getent group lists the groups, and id those of a user.",
-        ) from None
 
 
 def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path) -> None:
@@ -108,7 +91,14 @@ def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path)
         )
 
 
-def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:
+def _chosen(wanted: Sequence[str]) -> list[GpuInfo]:
+    """Return the GPUs that are ``wanted``, or all that can be served; print why each other cannot.
+    Raise ``GpuError`` if there are GPUs and none can be read."""
+    gpus, unreadable = nvml.survey()
+    for index, error in unreadable.items():
+        if not gpus:
+            raise error
+        _print(f"GPU {index} is not served: {error}")
     if not gpus:
         raise CallerError(
             "no-gpu",
@@ -186,9 +176,8 @@ class _Child:
             waits = config.DEFAULTS.restart_backoff_s
             wait_s = waits[min(crashes, len(waits) - 1)]
             crashes += 1
-            _print(
-                f"the daemon of GPU {self._gpu.index} ended ({_how(status)}); again in {wait_s} s"
-            )
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            _print(f"the daemon of GPU {self._gpu.index} ended ({how}); again in {wait_s} s")
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return 0
@@ -224,20 +213,15 @@ class _Child:
             self.stop()  # stop() was called while this one was being started
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            self._handle_line(line.decode().strip())
+            word = line.decode().strip()
+            if word == READY:
+                emulated = "EMULATED, " if self._options.emulation is not None else ""
+                path = Path(self._options.sockets) / f"{self._gpu.uuid}.sock"
+                gpu, size = self._gpu, format_bytes(self._gpu.total_bytes)
+                _print(f"ready: GPU {gpu.index} ({emulated}{gpu.name}, {size}) at {path}")
+            elif word in (UNUSED, USED):
+                self._is(unused=word == UNUSED)
         return await self._process.wait()
-
-    def _handle_line(self, word: str) -> None:
-        if word == READY:
-            self._announce()
-        elif word in (UNUSED, USED):
-            self._is(unused=word == UNUSED)
-
-    def _announce(self) -> None:
-        emulated = "EMULATED, " if self._options.emulation is not None else ""
-        path = Path(self._options.sockets) / f"{self._gpu.uuid}.sock"
-        size = format_bytes(self._gpu.total_bytes)
-        _print(f"ready: GPU {self._gpu.index} ({emulated}{self._gpu.name}, {size}) at {path}")
 
 
 async def _supervise(children: list[_Child]) -> int:
@@ -251,10 +235,6 @@ async def _supervise(children: list[_Child]) -> int:
         loop.add_signal_handler(number, stop_all)
     statuses = await asyncio.gather(*(child.keep_running() for child in children))
     return max((1 if status else 0 for status in statuses), default=0)
-
-
-def _how(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"status {status}"
 
 
 def _print(text: str) -> None:

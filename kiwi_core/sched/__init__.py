@@ -13,7 +13,7 @@
 ``rules/room`` …            the settle pass after each event, which decides
 ``rules/orders``            one function per action
 ``forecast/``               expected waits, found by running a copy of the state ahead
-``snapshot``, ``view``      what users are shown
+``view``                    what users are shown
 ``audit``                   recomputes every derived value from scratch
 ``replay``                  feeds a recorded journal to a fresh scheduler
 ==========================  =======================================================================

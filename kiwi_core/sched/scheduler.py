@@ -25,7 +25,7 @@ from kiwi_core.sched.rules import (
     unguarded_and_stopped,
 )
 from kiwi_core.sched.rules.settle import settle
-from kiwi_core.sched.snapshot import shown_holders, shown_queue, snapshot, state_of
+from kiwi_core.sched.view import shown_holders, shown_queue, snapshot, state_of
 from kiwi_core.states import AntiThrash, Residency, SessionState
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from kiwi_core.sched.events import Event
     from kiwi_core.sched.model.accounts import Account
     from kiwi_core.sched.model.happenings import Happening
+    from kiwi_core.sched.model.history import HistoryView
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.sched.model.stories import StoryEntry
-    from kiwi_core.sched.view import GpuView, HistoryView, QueueView
+    from kiwi_core.sched.view import GpuView, QueueView
     from kiwi_core.units import SessionId
 
 _HANDLERS = {
@@ -140,10 +142,16 @@ class Scheduler:
         """Return whether any session waits for the lease, or to be brought back."""
         return bool(self._st.queue)
 
+    def session(self, session: SessionId) -> Session | None:
+        """Return the record of a living session, to read before the next event; ``None`` if it is
+        unknown."""
+        known = self._st.sessions.get(session)
+        return None if known is None or known.gone else known
+
     def state_of(self, session: SessionId) -> SessionState | None:
         """Return the state of one session without making a view; ``None`` if it is unknown."""
-        known = self._st.sessions.get(session)
-        return None if known is None or known.gone else state_of(known)
+        known = self.session(session)
+        return None if known is None else state_of(known)
 
     @property
     def outside_bytes(self) -> int:

@@ -13,8 +13,15 @@ from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.links.link import Link
 from kiwi_core.daemon.roster.registry import SessionRecord
-from kiwi_core.daemon.sessions.empty_turns import BACKOFF_MAX_S, BACKOFF_S, EmptyTurns
-from kiwi_core.daemon.sessions.gates import CONTEXT_BACKOFF_MAX_S, CONTEXT_BACKOFF_S, Gates
+from kiwi_core.daemon.sessions.gates import (
+    BACKOFF_MAX_S,
+    BACKOFF_S,
+    CONTEXT_BACKOFF_MAX_S,
+    CONTEXT_BACKOFF_S,
+    EmptyTurns,
+    Gates,
+)
+from kiwi_core.daemon.sessions.rooms import RoomRequests
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.peer_limits import ROOM_REQUESTS
 from kiwi_core.sched import events as ev
@@ -53,8 +60,8 @@ def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_real_use() -> None
 
 
 class Stage:
-    """A real scheduler and real gates. The stage also replaces the core, the links and the
-    registry."""
+    """A real scheduler and real gates. The stage also replaces the core, the links, the registry
+    and the bursts."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(GIB, host_budget_bytes=GIB)
@@ -69,10 +76,9 @@ class Stage:
         self.link = Link(ProcessRef(1, 1), 1000, session=FLOODER)
         self.linked = True
         played: Any = self
-        self.gates = Gates(
-            played, played, played, self.request_own, played, Shares()[ROOM_REQUESTS],
-            self.with_driver.__contains__,
-        )  # fmt: skip
+        rooms = RoomRequests(played, played, played, Shares()[ROOM_REQUESTS])
+        uses_driver = self.with_driver.__contains__
+        self.gates = Gates(played, played, played, played, rooms, uses_driver)
         for name in self.records:
             self.feed(ev.SessionJoined(session=name, residency=Residency.RESIDENT))
 
@@ -84,9 +90,11 @@ class Stage:
         for action in actions:
             if isinstance(action, Grant):
                 self.granted.append(action.session)
-                record = self.records[action.session]
-                record.in_burst, record.waiting = True, False
         self.gates.after(Step(event, actions, self.scheduler.holders, self.now_ns))
+
+    def in_burst(self, record: SessionRecord) -> bool:
+        known = self.scheduler.session(record.id)
+        return known is not None and known.in_burst
 
     def after_a_look(self, _record: SessionRecord, go_on: Callable[[], None]) -> None:
         self.looks.append(go_on)
@@ -106,23 +114,24 @@ class Stage:
     def get(self, session: SessionId) -> SessionRecord | None:
         return self.records.get(session)
 
+    # --- the bursts ---
+
+    def request(self, record: SessionRecord, client_burst: int) -> None:
+        known = self.scheduler.session(record.id)
+        assert known is not None
+        again = client_burst == record.client_burst and (known.waits or known.in_burst)
+        record.client_burst = client_burst
+        self.feed(ev.LeaseRequested(session=record.id, burst=known.burst + (not again)))
+
     # --- what happens ---
 
-    def request_own(self, record: SessionRecord) -> None:
-        self._request(record, 0)
-
     def other_asks(self, burst: int) -> None:
-        self._request(self.records[OTHER], burst)
-
-    def _request(self, record: SessionRecord, client_burst: int) -> None:
-        burst = record.number(client_burst)
-        record.waiting, record.in_burst = True, False
-        self.feed(ev.LeaseRequested(session=record.id, burst=burst))
+        self.request(self.records[OTHER], burst)
 
     def other_is_done(self) -> None:
-        record = self.records[OTHER]
-        record.in_burst = False
-        self.feed(ev.BurstEnded(session=OTHER, burst=record.burst))
+        known = self.scheduler.session(OTHER)
+        assert known is not None
+        self.feed(ev.BurstEnded(session=OTHER, burst=known.burst))
 
 
 def staged(play: Callable[[Stage], None]) -> None:
@@ -174,7 +183,7 @@ def test_the_turn_of_a_program_that_dies_in_it_ends_once() -> None:
         assert stage.scheduler.holders == (OTHER,)
         stage.other_asks(2)
         assert not stage.looks
-        assert not stage.records[FLOODER].in_burst
+        assert not stage.in_burst(stage.records[FLOODER])
 
     staged(play)
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kiwi_core.daemon.links import link as links
-from kiwi_core.daemon.links.link import Link, PagerCall
+from kiwi_core.daemon.links import calls
+from kiwi_core.daemon.links.calls import PagerCall
+from kiwi_core.daemon.links.link import Link
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Moved, Refused
 from kiwi_core.pager.linked import LibraryReport
@@ -55,7 +56,7 @@ async def too_late(link: Link, action: PagerAction) -> None:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "ANSWER_GRACE_S", 0.01)
+    monkeypatch.setattr(calls, "ANSWER_GRACE_S", 0.01)
 
 
 def test_a_hold_that_is_answered_late_is_no_hold() -> None:

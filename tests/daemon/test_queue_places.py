@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.roster.registry import SessionRecord
-from kiwi_core.daemon.sessions.queue_places import QueuePlaces
+from kiwi_core.daemon.sessions.bursts import Bursts
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.peer_limits import QUEUE_PLACES
-from kiwi_core.units import SessionId
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.units import GIB, SessionId
 
 UID, BURST, OWN = 1000, 7, 0
 
 
-def some_record(number: int) -> SessionRecord:
-    return SessionRecord(SessionId(f"k{number}"), ProcessRef(number, 1), UID)
+class Core:
+    """A scheduler without a daemon. It keeps the sessions that were put into the queue."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(GIB, host_budget_bytes=GIB)
+        self.lined_up: list[SessionId] = []
+
+    def feed(self, event: ev.Event) -> None:
+        if isinstance(event, ev.LeaseRequested):
+            self.lined_up.append(event.session)
+        self.scheduler.handle(event, 1)
+
+    def in_burst(self, record: SessionRecord) -> bool:
+        known = self.scheduler.session(record.id)
+        return known is not None and known.in_burst
 
 
 @pytest.mark.parametrize("asked", [(BURST, OWN), (OWN, BURST), (BURST, OWN, OWN)])
@@ -25,26 +42,29 @@ def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
     asked: tuple[int, ...],
 ) -> None:
     """Otherwise no grant would reach the burst that the client waits for."""
-    lined_up: list[tuple[SessionRecord, int]] = []
-
-    def enqueue(record: SessionRecord, client_burst: int) -> None:
-        record.waiting = True
-        lined_up.append((record, client_burst))
 
     async def run() -> None:
+        core: Any = Core()
         share = Shares()[QUEUE_PLACES]
-        places = QueuePlaces(share, enqueue)
-        first, *others = [some_record(n) for n in range(1, share.limit.per_user + 1)]
-        for record in (first, *others):
-            places.request(record, BURST)
-        assert len(lined_up) == share.limit.per_user
-        outside = some_record(share.limit.per_user + 1)
+        places = share.limit.per_user
+        bursts = Bursts(core, share)
+        records = [SessionRecord(SessionId(f"k{n}"), ProcessRef(n, 1), UID) for n in range(places)]
+        outside = SessionRecord(SessionId("outside"), ProcessRef(places, 1), UID)
+        for record in (*records, outside):
+            core.feed(ev.SessionJoined(session=record.id))
+        holder = SessionRecord(SessionId("holder"), ProcessRef(places + 1, 1), UID + 1)
+        core.feed(ev.SessionJoined(session=holder.id))
+        bursts.request(holder, BURST)
+        for record in records:
+            bursts.request(record, BURST)
+        assert len(core.lined_up) == places + 1
         for client_burst in asked:
-            places.request(outside, client_burst)
-        assert len(lined_up) == share.limit.per_user, "it waits outside"
-        first.waiting = False
-        places.move_up_soon()
+            bursts.request(outside, client_burst)
+        assert len(core.lined_up) == places + 1, "it waits outside"
+        bursts.withdraw(records[0], BURST)
+        bursts.after(Step(ev.DeadlinePassed(), [], [], 1))
         await asyncio.sleep(0)
-        assert lined_up[share.limit.per_user :] == [(outside, BURST)]
+        assert core.lined_up[places + 1 :] == [outside.id]
+        assert outside.client_burst == BURST
 
     asyncio.run(run())

@@ -18,6 +18,7 @@ from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.engine.gauges import RamGauge
 from kiwi_core.daemon.reports import announce
 from kiwi_core.daemon.reports.announce import Announcer
+from kiwi_core.daemon.reports.filled import filled
 from kiwi_core.daemon.reports.status import ANOTHER_USER, Reporter
 from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
 from kiwi_core.errors import CallerError
@@ -28,7 +29,7 @@ from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, GateOnly, MovedBy
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 from kiwi_core.wire.framing import decode_daemon
-from kiwi_core.wire.messages import GaugesStatus, StatusReport
+from kiwi_core.wire.messages import GaugesStatus, StatusReport, StoryLine
 
 ALICE, BOB, ROOT = Peer(10, 1000, 1000), Peer(11, 1001, 1001), Peer(12, 0, 0)
 
@@ -109,6 +110,13 @@ def test_only_ones_own_names_are_shown() -> None:
     assert (mine.name, mine.pid, mine.mine) == ("secret.ipynb", 1002, True)
     everything = _read(world.reporter.status_line(ROOT, NS_PER_S))
     assert {session.name for session in everything.gpu.sessions} == {"secret.ipynb"}
+
+
+def test_a_field_of_a_report_that_nobody_knows_is_an_error() -> None:
+    """Otherwise a misspelt name would show the default for ever."""
+    line = SimpleNamespace(text="joined", ago_ns=NS_PER_S)
+    with pytest.raises(TypeError, match=r"StoryLine\.ago_s"):
+        filled(StoryLine, line, text="joined")
 
 
 def test_notebooks_of_one_name_are_told_apart_by_their_folders() -> None:

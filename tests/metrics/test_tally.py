@@ -295,7 +295,7 @@ def test_a_turn_that_ends_because_its_process_is_stopped_counts_as_a_suspension(
     told.do(1, "a asks 1; memory a=4")
     told.do(2, "b asks 1; a stops by Ctrl-Z")
     (view,) = [s for s in told.world.scheduler.view(told.now_ns).sessions if s.id == "a"]
-    assert told.tally.suspensions == view.suspensions == 1
+    assert told.tally.suspensions == view.record.suspensions == 1
 
 
 # --- numbers --------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class Reckoning(Simulation):
                 self.moves[action.op] = (action.session, type(action).__name__)
         view = self.scheduler.view(self.now_ns)
         self.holding = view.holders
-        leaving = {s.id for s in view.sessions if s.leaving}  # they wait for no turn
+        leaving = {s.id for s in view.sessions if s.record.leaving}  # they wait for no turn
         self.waiting = tuple(e.session for e in view.queue if e.session not in leaving)
         self._keep()
 

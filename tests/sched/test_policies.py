@@ -175,7 +175,7 @@ def play(world: World, at_s: float, words: str) -> list[str]:
             if verb.startswith("suspend"):
                 held = world.scheduler.view(world.now_ns).session(SessionId(verb.split()[1]))
                 assert held is not None
-                outcome = f"held {held.resident_bytes / GIB}"
+                outcome = f"held {held.record.resident_bytes / GIB}"
             if verb.startswith("page"):
                 outcome = "in 6 1s" if verb.startswith("page in") else "out 6 1s"
             answers += play(world, at_s, f"{number} {outcome}")
@@ -454,7 +454,7 @@ def test_a_priority_set_in_the_queue_counts_at_once_and_is_told() -> None:
     world.do(2, "b priority training; b priority training; nobody priority high")
     view = world.scheduler.view(world.now_ns)
     assert view.session(B) is not None
-    assert [s.priority for s in view.sessions] == [
+    assert [s.record.priority for s in view.sessions] == [
         Priority.NORMAL, Priority.TRAINING, Priority.NORMAL,
     ]  # fmt: skip
     story = [line.text for line in world.scheduler.story(B)]
@@ -463,7 +463,7 @@ def test_a_priority_set_in_the_queue_counts_at_once_and_is_told() -> None:
     joined = ev.SessionJoined(session=SessionId("d"), priority=Priority.HIGH)
     world.scheduler.handle(joined, 4 * NS_PER_S)
     view = world.scheduler.view(4 * NS_PER_S)
-    assert view.sessions[-1].priority is Priority.HIGH
+    assert view.sessions[-1].record.priority is Priority.HIGH
 
 
 def test_a_grant_says_the_quantum_of_its_class() -> None:

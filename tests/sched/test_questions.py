@@ -38,7 +38,7 @@ def test_paged_out_memory_of_a_replaced_program_counts_no_longer() -> None:
     )
     nowhere = ev.MemoryObserved(free_bytes=8 * GIB, resident_bytes={A: 0}, nowhere=[A])
     scheduler.handle(nowhere, 3)
-    assert scheduler.view(3).sessions[0].paged_out_bytes == 0
+    assert scheduler.view(3).sessions[0].record.paged_out_bytes == 0
     assert not scheduler.handle(ev.LeaseRequested(session=A, burst=1), 4)[1:], "granted at once"
 
 
@@ -96,6 +96,33 @@ def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
     feed(ev.DeadlinePassed(), NS_PER_S)
     feed(ev.SessionLost(session=A))
     assert scheduler.state_of(A) is None, "it is gone, though its operation has not reported"
+
+
+def test_the_record_of_a_session_says_what_it_wants() -> None:
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
+
+    def wants(session: SessionId) -> tuple[bool, bool]:
+        known = scheduler.session(session)
+        assert known is not None
+        return known.waits, known.in_burst
+
+    for session in (A, B):
+        scheduler.handle(ev.SessionJoined(session=session), 1)
+    assert wants(A) == (False, False)
+    scheduler.handle(ev.LeaseRequested(session=A, burst=1), 2)
+    scheduler.handle(ev.LeaseRequested(session=B, burst=1), 3)
+    assert (wants(A), wants(B)) == ((False, True), (True, False))
+    actions = scheduler.handle(ev.DeadlinePassed(), 3 * NS_PER_S)
+    (order,) = (action for action in actions if isinstance(action, Suspend))
+    scheduler.handle(ev.Suspended(op=order.op, resident_bytes=0), 4 * NS_PER_S)
+    assert wants(A) == (False, True), "suspended in mid-burst"
+    out = ev.SessionJoined(session=A, residency=Residency.PAGED_OUT, paged_out_bytes=GIB)
+    scheduler.handle(out, 5 * NS_PER_S)
+    scheduler.handle(ev.SessionDetached(session=A), 6 * NS_PER_S)
+    assert wants(A) == (False, False), "it waits for its memory only"
+    assert scheduler.session(NOBODY) is None
+    scheduler.handle(ev.SessionLost(session=B), 7 * NS_PER_S)
+    assert scheduler.session(B) is None
 
 
 def test_the_floor_is_what_a_swap_costs_and_a_little_at_least() -> None:

@@ -86,12 +86,12 @@ class Machine(RuleBasedStateMachine):
         size = self.asked.pop((answer.session, answer.request))
         if isinstance(answer, act.RoomMade):
             assert all(order.session != answer.session for order in self.flying.values())
-            held = sum(s.resident_bytes for s in self.scheduler.view(self.now_ns).sessions)
+            held = sum(s.record.resident_bytes for s in self.scheduler.view(self.now_ns).sessions)
             assert held + size <= TOTAL, "room was promised that others are known to hold"
 
     def who_keeps_out(self, session):
         known = self.scheduler.view(self.now_ns).session(session)
-        return known.kept_out if known is not None else ""
+        return known.record.kept_out if known is not None else ""
 
     def granted(self, action):
         session = action.session
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
             unstoppable = {
                 s.id
                 for s in self.scheduler.view(self.now_ns).sessions
-                if s.problem in (Notice.STUCK, Notice.PAGE_OUT_REFUSED)
+                if s.record.problem in (Notice.STUCK, Notice.PAGE_OUT_REFUSED)
             }
             assert self.holders - unstoppable <= set(), "two holders while serialised"
         self.holders.add(session)
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
         if stops and session in self.unguarded:
             assert session not in self.holders
             view = self.scheduler.view(self.now_ns).session(session)
-            assert not view.mid_burst
+            assert not view.record.mid_burst
 
     def check_residue(self, action):
         """Check that contexts come back for a session that is out and wants nothing, into room that

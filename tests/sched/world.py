@@ -165,8 +165,9 @@ def _session(view: object, name: str) -> str:
     session = view.session(SessionId(name))  # type: ignore[attr-defined]
     if session is None:
         return f"{name} unknown"
-    problem = f" [{session.problem.value}]" if session.problem else ""
-    return f"{name} {session.state.value}{problem}"
+    problem = session.record.problem
+    blocked = f" [{problem.value}]" if problem else ""
+    return f"{name} {session.state.value}{blocked}"
 
 
 def _queue(world: World) -> str:

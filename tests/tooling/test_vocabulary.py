@@ -29,7 +29,7 @@ BORDERS = {
     "DriverStep": "the driver's calls, which the emulator names, too",
     "LibraryState": "the library's words; kiwi_core/daemon/links/library_words.py translates them",
     "PagerAction": "the library's words for a step; translated in the same place",
-    "SessionState": "what users read; kiwi_core/sched/snapshot.py says when",
+    "SessionState": "what users read; kiwi_core/sched/view.py says when",
     "HistoryKind": "what users read of the past; kiwi_core/sched/model/history.py says when",
     "Role": "what a client says that it is; ConnectionState says so of a connection that may do it",
 }

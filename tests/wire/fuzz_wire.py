@@ -141,26 +141,21 @@ class Recorder:
 
     def hello(self, _connection: Connection, hello: m.Hello) -> Any:
         self._take(hello)
-        return SimpleNamespace(id="k1")
-
-    def decision(self, _connection: Connection) -> tuple[bool, str]:
-        return False, "tool"
+        objection = SimpleNamespace(why=SimpleNamespace(value="tool"))
+        return SimpleNamespace(id="k1", session="k1", owns=False, objection=objection)
 
     def connected(self, _connection: Connection) -> None:
         pass
 
     left = greeted = connected
 
-    def of(self, _connection: Connection) -> None:
-        return None
-
-    def resume_burst(self, _member: object, _hello: m.Hello) -> None:
+    def resume(self, _member: object, _hello: m.Hello) -> None:
         pass
 
     def notify_successor(self, _member: object, _connection: Connection) -> None:
         pass
 
-    def welcomed(self, _connection: Connection) -> None:
+    def welcomed(self, _link: object) -> None:
         pass
 
     def disconnected(self, _connection: Connection, *, closing: bool = False) -> None:
@@ -200,8 +195,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         answers: Any = Answers()
         router = Router(
             Connections(anything, shares), GPU, None,
-            sessions=anything, links=anything, requests=anything,
-            reporter=answers, usage=anything, metrics=answers,
+            anything, anything, anything, anything, answers, anything, answers,
         )  # fmt: skip
         connection = Connection(router, DEFAULTS, MessageTurns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]

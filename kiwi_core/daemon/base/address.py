@@ -59,7 +59,14 @@ class Address:
         """Listen. Raise ``CallerError`` on failure."""
         sock = listen(self._path)
         self._identity = _identity(self._path)
-        self._hold_directory()
+        # While somebody has a lock on the directory, systemd-tmpfiles spares it and its contents
+        # (tmpfiles.d(5), "Age").
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+        with suppress(OSError):
+            self._directory = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
         before, self._door = self._door, self._serve(sock)
         if before is not None:
             before.close()
@@ -132,16 +139,6 @@ class Address:
             and _identity(self._path) == self._identity
             and self._lock.is_in_place()
         )
-
-    def _hold_directory(self) -> None:
-        """Lock the directory: while somebody has a lock on it, systemd-tmpfiles spares the
-        directory and its contents (tmpfiles.d(5), "Age")."""
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
-        with suppress(OSError):
-            self._directory = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -159,15 +159,12 @@ class Door:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._no_more(error)
+                if error.errno not in NO_MORE:
+                    raise
+                log.error("no new connection taken", why=error.strerror)
+                self._pause_for(SHORT_PAUSE_S)
                 return
             taken += self._let_in(sock)
-
-    def _no_more(self, error: OSError) -> None:
-        if error.errno not in NO_MORE:
-            raise error
-        log.error("no new connection taken", why=error.strerror)
-        self._pause_for(SHORT_PAUSE_S)
 
     def _pause_for(self, seconds: float) -> None:
         self._loop.remove_reader(self._sock)
@@ -179,7 +176,12 @@ class Door:
             peer = peer_of(sock)
             self._admission.enter(peer)
         except PeerError as error:
-            _turn_away(sock, error)
+            line = _LINES.get(error.message)
+            if line is None:
+                line = _LINES[error.message] = encode(Error.of(error, fatal=True))
+            with suppress(OSError):
+                sock.send(line)
+            sock.close()
             return False
         except OSError:
             sock.close()
@@ -208,12 +210,3 @@ def _full(message: str) -> PeerError:
 
 _LINES: Final[dict[str, bytes]] = {}
 """Encoded refusals by message, cached because they are sent often."""
-
-
-def _turn_away(sock: socket.socket, error: PeerError) -> None:
-    line = _LINES.get(error.message)
-    if line is None:
-        line = _LINES[error.message] = encode(Error.of(error, fatal=True))
-    with suppress(OSError):
-        sock.send(line)
-    sock.close()

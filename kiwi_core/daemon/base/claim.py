@@ -74,7 +74,10 @@ class GpuClaim:
             sock.close()
             if error.errno == errno.EADDRINUSE and self._is_ours():
                 return False
-            self._go_on_without(error.strerror or str(error))
+            # Another program has the name, or this system has no abstract sockets.
+            self._given_up = True
+            why = error.strerror or str(error)
+            log.warning("the lock in the socket directory is the only one", why=why)
             return True
         sock.setblocking(False)
         self._socket, self.daemon_path = sock, ""
@@ -83,8 +86,9 @@ class GpuClaim:
     def _is_ours(self) -> bool:
         """Ask the owner of the name. A daemon of this user checks its address, then sends it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            within = struct.pack("ll", int(ASK_WITHIN_S), int(ASK_WITHIN_S % 1 * 1_000_000))
             for timeout in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-                probe.setsockopt(socket.SOL_SOCKET, timeout, _timeval(ASK_WITHIN_S))
+                probe.setsockopt(socket.SOL_SOCKET, timeout, within)
             # Wait for a place in a full queue: with ``settimeout``, ``connect`` would fail at once.
             try:
                 probe.connect(self._name)
@@ -101,13 +105,6 @@ class GpuClaim:
             with suppress(OSError):
                 self.daemon_path = os.fsdecode(probe.recv(4096)).strip()
         return True
-
-    def _go_on_without(self, why: str) -> None:
-        """Rely on the lock file, because another program has the name, or this system has no
-        abstract sockets.
-        """
-        self._given_up = True
-        log.warning("the lock in the socket directory is the only one", why=why)
 
     def serve(self, asked: Callable[[], bool]) -> None:
         """Answer starting daemons. ``asked`` makes sure that this daemon can be reached, and
@@ -152,17 +149,11 @@ class _Answers:
         # no connection is left, or no descriptor: tried again after the pause
         with suppress(OSError):
             for _ in range(TAKEN_MAX):
-                self._answer(self._sock.accept()[0])
-
-    def _answer(self, one: socket.socket) -> None:
-        with one, suppress(OSError):
-            one.setblocking(False)
-            if peer_of(one)[1] == os.getuid() and self._asked():
-                one.send(self._line)
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+                one, _ = self._sock.accept()
+                with one, suppress(OSError):
+                    one.setblocking(False)
+                    if peer_of(one)[1] == os.getuid() and self._asked():
+                        one.send(self._line)
 
 
 def _pid_namespace() -> int:

@@ -185,13 +185,22 @@ class Connection(asyncio.Protocol):
         try:
             if isinstance(line, PeerError):
                 raise line
-            self._take(decode_client(line))
+            message = decode_client(line)
+            try:
+                self._conversation.accept(message)
+                if self._silence is not None:
+                    self._stop_hello_timer()
+                self._receiver.received(self, message)
+            except CallerError as error:
+                self.send(Error.of(error))
         except PeerError as error:
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
             self.end_with(error)
         except Exception as error:
             # A fault that one client causes must not cost the others their daemon.
-            if _is_shortage(error):
+            # Short of descriptors or memory at the moment?
+            short = isinstance(error, OSError) and error.errno in NO_MORE
+            if short or (isinstance(error, GpuError) and error.code == "process-unreadable"):
                 log.error("message refused in a shortage", why=str(error), pid=self.peer.pid)
                 self.end_with(_SHORT)
                 return
@@ -227,13 +236,11 @@ class Connection(asyncio.Protocol):
             return
         transport.write(line)
         if self.choked:
-            self._count_unread(transport.get_write_buffer_size())
-
-    def _count_unread(self, held_bytes: int) -> None:
-        within = held_bytes <= self._config.outbox_max_bytes
-        if not within or not self._outbox.now(self.peer.uid, held_bytes):
-            log.warning("peer does not read; dropped", pid=self.peer.pid)
-            self.abort()
+            held_bytes = transport.get_write_buffer_size()
+            within = held_bytes <= self._config.outbox_max_bytes
+            if not within or not self._outbox.now(self.peer.uid, held_bytes):
+                log.warning("peer does not read; dropped", pid=self.peer.pid)
+                self.abort()
 
     def close(self) -> None:
         """End the connection once the queue is sent, at most ``FLUSH_WITHIN_S`` from now."""
@@ -248,28 +255,19 @@ class Connection(asyncio.Protocol):
     # --- inside ---------------------------------------------------------------------------------
 
     def _listen_for_hello(self) -> None:
-        within_s = self._config.hello_within_ns / NS_PER_S
-        self._silence = asyncio.get_running_loop().call_later(within_s, self._hello_timed_out)
+        def timed_out() -> None:
+            if self._in_line:  # it has sent a message, whose turn has not come
+                self._listen_for_hello()
+            else:
+                self.end_with(PeerError("silent", "No hello came on this connection."))
 
-    def _hello_timed_out(self) -> None:
-        if self._in_line:  # it has sent a message, whose turn has not come
-            self._listen_for_hello()
-        else:
-            self.end_with(PeerError("silent", "No hello came on this connection."))
+        within_s = self._config.hello_within_ns / NS_PER_S
+        self._silence = asyncio.get_running_loop().call_later(within_s, timed_out)
 
     def _stop_hello_timer(self) -> None:
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
-
-    def _take(self, message: ClientMessage) -> None:
-        try:
-            self._conversation.accept(message)
-            if self._silence is not None:
-                self._stop_hello_timer()
-            self._receiver.received(self, message)
-        except CallerError as error:
-            self.send(Error.of(error))
 
     def end_with(self, error: KiwiError) -> None:
         self._receiver.turned_away(error.code)
@@ -296,12 +294,3 @@ class _Held:
         self._bytes = held_bytes if may else 0
         self._share.take(uid, self._bytes)
         return may
-
-
-def _is_shortage(error: Exception) -> bool:
-    """Return whether ``error`` means that the daemon is short of descriptors or memory at the
-    moment.
-    """
-    if isinstance(error, GpuError):
-        return error.code == "process-unreadable"
-    return isinstance(error, OSError) and error.errno in NO_MORE

@@ -144,7 +144,15 @@ class MessageTurns:
         found = self._accounts.get(uid)
         if found is None:
             if len(self._accounts) >= ACCOUNTS_MAX:
-                self._forget()
+                # Forget users who have gone, once their stock is full: coming again must not refill
+                # it.
+                now_ns = time.monotonic_ns()
+                self._accounts = {
+                    uid: one
+                    for uid, one in self._accounts.items()
+                    if one.connections
+                    or not (one.bucket.full(now_ns) and one.arrivals.full(now_ns))
+                }
             requests = TokenBucket(self._limit.per_user, self._limit.per_s)
             arrivals = TokenBucket(self._arrivals.per_user, self._arrivals.per_s)
             found = self._accounts[uid] = UserTurns(uid, requests, arrivals)
@@ -154,15 +162,6 @@ class MessageTurns:
         """Return the stock of a new connection."""
         per_s = self._limit.per_s // CONNECTION_PART
         return TokenBucket(self._limit.per_user // CONNECTION_PART, per_s)
-
-    def _forget(self) -> None:
-        """Forget users who have gone, once their stock is full: coming again must not refill it."""
-        now_ns = time.monotonic_ns()
-        self._accounts = {
-            uid: one
-            for uid, one in self._accounts.items()
-            if one.connections or not (one.bucket.full(now_ns) and one.arrivals.full(now_ns))
-        }
 
     # --- at once --------------------------------------------------------------------------------
 
@@ -193,16 +192,17 @@ class MessageTurns:
         account.spent_ns += took_ns
         self._spent_ns += took_ns
         if self._spent_ns > UNNOTED_NS and not self._round_ends:
-            self._round_ends = True
-            self._loop.call_soon(self._new_round)
-        return now_ns
 
-    def _new_round(self) -> None:
-        for account in self._spenders:
-            account.spent_ns = 0
-        self._spenders.clear()
-        self._spent_ns = 0
-        self._round_ends = False
+            def new_round() -> None:
+                for account in self._spenders:
+                    account.spent_ns = 0
+                self._spenders.clear()
+                self._spent_ns = 0
+                self._round_ends = False
+
+            self._round_ends = True
+            self._loop.call_soon(new_round)
+        return now_ns
 
     # --- in line --------------------------------------------------------------------------------
 
@@ -245,24 +245,20 @@ class MessageTurns:
                 account.in_line = True  # asleep
                 self._later(wait_ns, self._join, account)
                 break
-            now_ns = self._one(account, account.waiting.popleft(), now_ns)
-        return now_ns
-
-    def _one(self, account: UserTurns, talker: Talker, now_ns: int) -> int:
-        if not talker.ready():
-            talker.caught_up()
-            return now_ns
-        if wait_ns := talker.bucket.empty_ns(now_ns):
-            self._requests.refused += 1
-            self._later(wait_ns, self.add, talker)
-            return now_ns
-        began_cpu_ns = time.thread_time_ns()
-        talker.handle_next()
-        now_ns = self.paid(talker, now_ns, began_cpu_ns)
-        if talker.ready():
-            account.waiting.append(talker)
-        else:
-            talker.caught_up()
+            talker = account.waiting.popleft()
+            if not talker.ready():
+                talker.caught_up()
+            elif wait_ns := talker.bucket.empty_ns(now_ns):
+                self._requests.refused += 1
+                self._later(wait_ns, self.add, talker)
+            else:
+                began_cpu_ns = time.thread_time_ns()
+                talker.handle_next()
+                now_ns = self.paid(talker, now_ns, began_cpu_ns)
+                if talker.ready():
+                    account.waiting.append(talker)
+                else:
+                    talker.caught_up()
         return now_ns
 
     def _later(self, wait_ns: int, what: Callable[[Any], None], whom: object) -> None:

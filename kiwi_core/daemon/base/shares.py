@@ -77,7 +77,12 @@ class Shares:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = fitted(descriptors)
         if sessions_per_user is not None:
-            limits = tuple(_at_most(limit, sessions_per_user) for limit in limits)
+            limits = tuple(
+                replace(limit, per_user=min(limit.per_user, sessions_per_user))
+                if limit.name == SESSIONS
+                else limit
+                for limit in limits
+            )
         return Shares(limits, {0, daemon_uid})
 
     def warning(self) -> str:
@@ -95,9 +100,3 @@ class Shares:
 
     def __iter__(self) -> Iterator[Share]:
         return iter(self._by_name.values())
-
-
-def _at_most(limit: PeerLimit, sessions_per_user: int) -> PeerLimit:
-    if limit.name != SESSIONS:
-        return limit
-    return replace(limit, per_user=min(limit.per_user, sessions_per_user))

@@ -1,7 +1,7 @@
 """One event and the actions that follow from it, published to the parts of the daemon in order.
 
 ``Core.feed`` makes one step of each event and hands it to its subscribers, one after another. The
-list in ``gpu_daemon`` is their order. A subscriber may feed another event; that step is published
+list in ``assembly`` is their order. A subscriber may feed another event; that step is published
 to all before this one goes on.
 """
 

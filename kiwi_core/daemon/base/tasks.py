@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 def endless(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-    """Start ``work``. If it ends in any way but by cancellation, the daemon counts as crashed."""
+    """Start ``work``. If it ends in any way but by cancellation, the daemon counts as crashed,
+    whatever the cause: a daemon without its observer is blind. Elsewhere an ``OSError`` for want of
+    a descriptor is no crash."""
+
+    def crash(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            ended = RuntimeError(f"a task of the daemon ended: {name}")
+            ended.__cause__ = task.exception()
+            task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})
+
     task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_must_not_end)
+    task.add_done_callback(crash)
     return task
-
-
-def _must_not_end(task: asyncio.Task[None]) -> None:
-    """Treat the end of the task as a crash, whatever the cause: a daemon without its observer is
-    blind. Elsewhere an ``OSError`` for want of a descriptor is no crash."""
-    if not task.cancelled():
-        ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
-        ended.__cause__ = task.exception()
-        task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})

@@ -49,6 +49,10 @@ _NO_HOST_MEMORY: Final = CallerError(
     "Free system RAM, or restart a notebook that is no longer needed.",
 )
 
+_REFUSALS: Final = (
+    ev.SuspendRefused, ev.ResumeFailed, ev.PageOutRefused, ev.PageInRefused, ev.ResidueRefused,
+)  # fmt: skip
+
 
 @dataclass(eq=False, repr=False)
 class Core:
@@ -78,7 +82,19 @@ class Core:
     _winding_down: bool = False
 
     def __post_init__(self) -> None:
-        self.operations = OperationRunner(self._pager, self._finished)
+        def finished(event: ev.Event) -> None:
+            op = event.op  # type: ignore[union-attr]  # only outcomes are posted
+            facts: dict[str, object] = {"detail": getattr(event, "detail", "")}
+            if isinstance(event, (ev.PagedOut, ev.PagedIn, ev.ResidueBack)):
+                seconds = ns_to_seconds(event.elapsed_ns)
+                facts = {"bytes": event.moved_bytes, "seconds": round(seconds, 3)}
+            elif isinstance(event, _REFUSALS):
+                facts = {"reason": event.reason.value, "detail": event.detail}
+            log.info("outcome", op=op, what=type(event).__name__, **facts)
+            self.operations.finished(op)
+            self.feed(event)
+
+        self.operations = OperationRunner(self._pager, finished)
 
     def feed(self, event: ev.Event) -> None:
         """Tell the scheduler what happened and carry out what it orders."""
@@ -90,17 +106,15 @@ class Core:
         for subscriber in self.subscribers:
             subscriber.after(step)
         self._rearm()
-        if self.scheduler.waiting:
-            self._read_unread()
-            self.observer.hurry()
-
-    def _read_unread(self) -> None:
-        """Observe sessions that others may wait for, because of what they left in the GPU."""
+        if not self.scheduler.waiting:
+            return
         for session in self.scheduler.unread:
+            # Others may wait for it, because of what it has left in the GPU.
             record = self._registry.get(session)
             if record is not None and session not in self._reading:
                 self._reading.add(session)
                 self.observer.after_a_look(record.target, partial(self._reading.discard, session))
+        self.observer.hurry()
 
     def joined(self, record: SessionRecord, priority: Priority | None) -> None:
         """Add a session. Its GPU memory must soon count as its own: until then it counts as held by
@@ -116,15 +130,24 @@ class Core:
         )
         self.after_a_look(record, lambda: None)
 
-    def end_burst(self, record: SessionRecord, burst: int) -> None:
-        """End a burst; the scheduler receives the event once the memory that the session keeps was
-        read.
-        """
+    def in_burst(self, record: SessionRecord) -> bool:
+        """Return whether ``record`` is in a burst, suspended or not, that was not reported as
+        over."""
+        known = self.scheduler.session(record.id)
+        return known is not None and known.in_burst and known.burst != record.over_burst
 
+    def end_burst(self, record: SessionRecord) -> None:
+        """End the burst of ``record``; the scheduler receives the event once the memory that the
+        session keeps was read."""
+        known = self.scheduler.session(record.id)
+        if known is None:
+            return
+        burst = record.over_burst = known.burst
         ended_ns = clock.now_ns()
 
         def ended() -> None:
-            if record.burst == burst:  # a request for the next burst has ended it already
+            known = self.scheduler.session(record.id)
+            if known is not None and known.burst == burst:  # else the next one has ended it
                 self.feed(ev.BurstEnded(session=record.id, burst=burst, ended_ns=ended_ns))
 
         self.after_a_look(record, ended)
@@ -167,30 +190,21 @@ class Core:
                 continue
             if self._winding_down:
                 log.info("not begun, the daemon is leaving", op=action.op, session=action.session)
-            else:
-                self._operate(action)
-
-    def _operate(self, action: Operation) -> None:
-        self.last_op = max(self.last_op, action.op)
-        record = self._registry.get(action.session)
-        if isinstance(action, Suspend):
-            self._roster.save()
-        elif not isinstance(action, PageOut):
-            self._roster.save_for(action.op, action.session)
-        self._journal.flush()
-        log.info(
-            "operation", op=action.op, what=type(action).__name__, session=action.session,
-            cause=action.cause,
-        )  # fmt: skip
-        if record is None:
-            raise AssertionError(f"operation for a session that is not registered: {action}")
-        self.operations.start(action, record.target)
-
-    def _finished(self, event: ev.Event) -> None:
-        op = event.op  # type: ignore[union-attr]  # only outcomes are posted
-        log.info("outcome", op=op, what=type(event).__name__, **_outcome_facts(event))
-        self.operations.finished(op)
-        self.feed(event)
+                continue
+            self.last_op = max(self.last_op, action.op)
+            record = self._registry.get(action.session)
+            if isinstance(action, Suspend):
+                self._roster.save()
+            elif not isinstance(action, PageOut):
+                self._roster.save_for(action.op, action.session)
+            self._journal.flush()
+            log.info(
+                "operation", op=action.op, what=type(action).__name__, session=action.session,
+                cause=action.cause,
+            )  # fmt: skip
+            if record is None:
+                raise AssertionError(f"operation for a session that is not registered: {action}")
+            self.operations.start(action, record.target)
 
     # --- the one timer --------------------------------------------------------------------------
 
@@ -219,17 +233,3 @@ class Core:
             log.error("operation overdue", op=overdue.op)
             self.feed(overdue)
         self.feed(ev.DeadlinePassed())
-
-
-_REFUSALS: Final = (
-    ev.SuspendRefused, ev.ResumeFailed, ev.PageOutRefused, ev.PageInRefused, ev.ResidueRefused,
-)  # fmt: skip
-
-
-def _outcome_facts(event: ev.Event) -> dict[str, object]:
-    if isinstance(event, (ev.PagedOut, ev.PagedIn, ev.ResidueBack)):
-        seconds = ns_to_seconds(event.elapsed_ns)
-        return {"bytes": event.moved_bytes, "seconds": round(seconds, 3)}
-    if isinstance(event, _REFUSALS):
-        return {"reason": event.reason.value, "detail": event.detail}
-    return {"detail": getattr(event, "detail", "")}

@@ -173,16 +173,14 @@ class RamGauge:
         now_s = time.monotonic()
         if now_s - at_s >= RAM_FOR_S and self._reads > 0:
             self._reads -= 1
-            known_bytes = _near(_held_bytes(refs()), known_bytes)
+            try:
+                living = [ref for ref in set(refs()) if processes.alive(ref)]
+                held_bytes = sum(host.held_bytes(ref.pid) for ref in living)
+            except GpuError:
+                held_bytes = 0  # no descriptor left: the next reading may succeed
+            known_bytes = _near(held_bytes, known_bytes)
             self._known[session] = now_s, known_bytes
         return known_bytes if known_bytes > 0 else None
-
-
-def _held_bytes(refs: Iterable[ProcessRef]) -> int:
-    try:
-        return sum(host.held_bytes(ref.pid) for ref in set(refs) if processes.alive(ref))
-    except GpuError:
-        return 0  # no descriptor left: the next reading may succeed
 
 
 def _near(new: float, old: float) -> int:

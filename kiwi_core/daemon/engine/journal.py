@@ -60,12 +60,12 @@ class Journal:
         if not self._flush_due:
             # Write after the grant has left, and after the next request of a client that loops
             # quickly: a waiting client must not wait for the journal.
-            self._flush_due = True
-            asyncio.get_running_loop().call_later(DELAY_S, self._flush_due_now)
+            def flush() -> None:
+                self._flush_due = False
+                self.flush()
 
-    def _flush_due_now(self) -> None:
-        self._flush_due = False
-        self.flush()
+            self._flush_due = True
+            asyncio.get_running_loop().call_later(DELAY_S, flush)
 
     def record(self, now_ns: int, event: Event, actions: Sequence[Action]) -> None:
         self._pending.append((now_ns, event, actions))
@@ -106,7 +106,10 @@ class Journal:
             if self._file is not None:
                 self._file.close()
                 self._file = None
-            self._rotate()
+            for number in range(KEPT, 0, -1):
+                newer = self._path if number == 1 else self._numbered(number - 1)
+                with contextlib.suppress(FileNotFoundError):
+                    newer.replace(self._numbered(number))
             self._file = self._path.open("wb", buffering=0)
         except OSError as error:
             log.error("no journal", path=str(self._path), why=str(error))
@@ -130,12 +133,6 @@ class Journal:
             return False
         self._size_bytes += len(data)
         return True
-
-    def _rotate(self) -> None:
-        for number in range(KEPT, 0, -1):
-            newer = self._path if number == 1 else self._numbered(number - 1)
-            with contextlib.suppress(FileNotFoundError):
-                newer.replace(self._numbered(number))
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")

@@ -31,31 +31,23 @@ class Messenger:
 
     def after(self, step: Step) -> None:
         for action in step.actions:
+            record = self._registry.get(action.session)
             if isinstance(action, Grant):
-                self._grant(action)
+                if record is None:
+                    continue
+                if record.connection is not None:
+                    quantum_s = ns_to_seconds(action.quantum_ns)
+                    word = Granted(burst=record.client_burst, quantum_s=quantum_s)
+                    record.connection.send(word)
+                if record.own_burst:
+                    # A burst that the daemon made ends when the session leaves the GPU idle.
+                    lingers = ev.BurstLingered(session=action.session, burst=action.burst)
+                    asyncio.get_running_loop().call_soon(self._core.feed, lingers)
+                self._core.observer.somebody_runs()
             elif isinstance(action, Notify):
-                self._tell(action)
-
-    def _grant(self, action: Grant) -> None:
-        record = self._registry.get(action.session)
-        if record is None:
-            return
-        record.in_burst, record.waiting = True, False
-        if record.connection is not None:
-            quantum_s = ns_to_seconds(action.quantum_ns)
-            record.connection.send(Granted(burst=record.client_burst, quantum_s=quantum_s))
-        if record.own_burst:
-            asyncio.get_running_loop().call_soon(self._linger, action)
-        self._core.observer.somebody_runs()
-
-    def _linger(self, granted: Grant) -> None:
-        """Let a burst that the daemon made linger: it ends when the session leaves the GPU idle."""
-        self._core.feed(ev.BurstLingered(session=granted.session, burst=granted.burst))
-
-    def _tell(self, action: Notify) -> None:
-        record = self._registry.get(action.session)
-        text, remedy = user_texts.sentence(action.notice, action.detail)
-        log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
-        if record is None or record.connection is None:
-            return
-        record.connection.send(UserNotice(notice=action.notice, text=text, remedy=remedy))
+                notice, detail = action.notice, action.detail
+                log.info("notice", session=action.session, notice=notice.value, detail=detail)
+                if record is None or record.connection is None:
+                    continue
+                text, remedy = user_texts.sentence(notice, detail)
+                record.connection.send(UserNotice(notice=notice, text=text, remedy=remedy))

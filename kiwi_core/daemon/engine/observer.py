@@ -125,13 +125,14 @@ class Observer:
 
     def somebody_runs(self) -> None:
         """Look soon after a grant, when the session has had time to allocate."""
-        if self._soon is None:
-            loop = asyncio.get_running_loop()
-            self._soon = loop.call_later(self._interval_s, self._now)
+        if self._soon is not None:
+            return
 
-    def _now(self) -> None:
-        self._soon = None
-        self._wanted.set()
+        def look() -> None:
+            self._soon = None
+            self._wanted.set()
+
+        self._soon = asyncio.get_running_loop().call_later(self._interval_s, look)
 
     def after_a_look(self, target: Target, go_on: Callable[[], None]) -> None:
         """Look at ``target`` soon (``hurry``: now), feed what was seen, and then call ``go_on``:
@@ -189,12 +190,10 @@ class Observer:
             targets |= {w.target.session: w.target for w in waiting}
             await self._look(list(targets.values()))
             _all_go_on(waiting)
-            await self._rest(BETWEEN_PARTS_S if self._round else interval_s)
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait until a look is wanted, at most ``seconds``."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._wanted.wait(), seconds)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(
+                    self._wanted.wait(), BETWEEN_PARTS_S if self._round else interval_s
+                )
 
     async def _look(self, targets: list[Target]) -> None:
         began_s = self._began_s = clock.now_s()
@@ -204,7 +203,10 @@ class Observer:
                 self._observe(targets), self._free_bytes()
             )
             event = _observed(looked, free_bytes, round(began_s * NS_PER_S))
-            budget = self._budget()
+            budget_bytes, now_s = self._budget_bytes, clock.now_s()
+            if now_s >= self._budget_due_s:
+                self._budget_due_s = now_s + BUDGET_INTERVAL_S
+                budget_bytes = self._host_budget_bytes()
         except (KiwiError, OSError) as error:
             self._blind = True
             self._note(str(error))
@@ -217,14 +219,24 @@ class Observer:
             self._seen(target, one)
             without = one.alive and not one.processes
             (self.without_driver.add if without else self.without_driver.discard)(target.session)
-        for fact in (event, *budget):
-            self._feed(fact)
+        self._feed(event)
+        first = self._budget_bytes < 0 <= budget_bytes
+        if first or abs(budget_bytes - self._budget_bytes) >= BUDGET_STEP_BYTES:
+            self._budget_bytes = budget_bytes
+            self._feed(ev.HostBudgetObserved(budget_bytes=budget_bytes))
         for target, one in looked.items():
             if one.alive and one.residency is not Residency.RESIDENT:
                 self._found(where_it_is(target, one), round(began_s * NS_PER_S))
 
     async def _observe(self, targets: list[Target]) -> tuple[dict[Target, Observation], str]:
         """Return the observations, and the last failure of one session; it must not hide others."""
+
+        def answered(session: SessionId, look: asyncio.Task[Observation]) -> None:
+            """Drop an answer that came too late: it is old."""
+            del self._late[session]
+            if not look.cancelled() and (error := look.exception()) is not None:
+                log.info("looked at in vain", session=session, why=str(error))
+
         looks = {}
         for target in targets:
             if not self._busy(target.session) and target.session not in self._late:
@@ -237,18 +249,12 @@ class Observer:
             if not look.done():
                 problem = f"{target.session}: the driver does not answer."
                 self._late[target.session] = look
-                look.add_done_callback(partial(self._answered, target.session))
+                look.add_done_callback(partial(answered, target.session))
             elif isinstance(error := look.exception(), (KiwiError, OSError)):
                 problem = f"{target.session}: {error}"
             else:
                 seen[target] = look.result()
         return seen, problem
-
-    def _answered(self, session: SessionId, look: asyncio.Task[Observation]) -> None:
-        """Drop an answer that came too late: it is old."""
-        del self._late[session]
-        if not look.cancelled() and (error := look.exception()) is not None:
-            log.info("looked at in vain", session=session, why=str(error))
 
     def _note(self, problem: str) -> None:
         self.failures += bool(problem)
@@ -256,42 +262,25 @@ class Observer:
             log.error("cannot read the GPU's memory", why=problem)
         self._error = problem
 
-    def _budget(self) -> list[ev.Event]:
-        if clock.now_s() < self._budget_due_s:
-            return []
-        self._budget_due_s = clock.now_s() + BUDGET_INTERVAL_S
-        budget_bytes = self._host_budget_bytes()
-        if abs(budget_bytes - self._budget_bytes) < BUDGET_STEP_BYTES and self._budget_bytes >= 0:
-            return []
-        self._budget_bytes = budget_bytes
-        return [ev.HostBudgetObserved(budget_bytes=budget_bytes)]
-
 
 def _observed(
     seen: Mapping[Target, Observation], free_bytes: int, began_ns: int
 ) -> ev.MemoryObserved:
     sessions = {target.session: one for target, one in seen.items() if one.alive}
+    in_gpu = {s: one for s, one in sessions.items() if one.residency is Residency.RESIDENT}
     return ev.MemoryObserved(
         free_bytes=free_bytes,
         resident_bytes={session: one.resident_bytes for session, one in sessions.items()},
         busy={session: one.busy for session, one in sessions.items() if one.busy is not None},
         allocated=[session for session, one in sessions.items() if one.allocated],
         unsized=[session for session, one in sessions.items() if one.unsized],
-        at_large=[session for session, one in sessions.items() if _at_large(one)],
+        # In the GPU, and free to use it:
+        at_large=[s for s, one in in_gpu.items() if one.resident_bytes > 0 and not one.stopped],
         owned=[session for session, one in sessions.items() if one.owned],
-        nowhere=[session for session, one in sessions.items() if _nowhere(one)],
+        nowhere=[s for s, one in in_gpu.items() if not (one.processes or one.paged_out_bytes)],
         taken={session: one.taken_bytes for session, one in sessions.items() if one.taken_bytes},
         began_ns=began_ns,
     )
-
-
-def _at_large(one: Observation) -> bool:
-    """Return whether it has memory in the GPU and is free to use it."""
-    return one.residency is Residency.RESIDENT and one.resident_bytes > 0 and not one.stopped
-
-
-def _nowhere(one: Observation) -> bool:
-    return one.residency is Residency.RESIDENT and not (one.processes or one.paged_out_bytes)
 
 
 def where_it_is(target: Target, seen: Observation) -> ev.SessionJoined:

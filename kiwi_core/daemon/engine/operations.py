@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kiwi_core import clock
 from kiwi_core.errors import KiwiError
-from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.api import Lost, Refused
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import (
     BringResidueBack,
@@ -125,7 +125,9 @@ class OperationRunner:
 
     async def _perform(self, action: Operation, target: Target) -> None:
         try:
-            event = await self._outcome(action, target)
+            event = outcome_event(action, await self._call(action, target))
+            if isinstance(event, (ev.Suspended, ev.ResumeFailed)):
+                event = await self._with_its_memory(event, target)
         except Exception as error:
             # An error in Kiwi must not leave the scheduler waiting for ever.
             log.exception("operation raised", op=action.op, session=action.session)
@@ -134,32 +136,20 @@ class OperationRunner:
         # In the loop, not in this task: the loop must see what ``post`` raises.
         asyncio.get_running_loop().call_soon(self._post, event)
 
-    async def _outcome(self, action: Operation, target: Target) -> ev.Event:
-        event = outcome_event(action, await self._call(action, target))
+    async def _with_its_memory(
+        self, event: ev.Suspended | ev.ResumeFailed, target: Target
+    ) -> ev.Event:
+        """Add the GPU memory of a suspended process, which cannot change; after a failure, whether
+        the session is out. A daemon that is killed in the middle of a checkpoint call leaves the
+        call under way. The next daemon sees a suspended process, and then the call takes effect:
+        now the process is out, and no resume can succeed."""
+        try:
+            seen = await self._pager.observe(target)
+        except KiwiError as error:
+            log.warning("its memory cannot be read", after=type(event).__name__, why=str(error))
+            return event
         if isinstance(event, ev.Suspended):
-            return await self._measured(event, target)
-        if isinstance(event, ev.ResumeFailed):
-            return await self._where_it_is(event, target)
-        return event
-
-    async def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
-        """Add the GPU memory of the suspended process, which cannot change."""
-        try:
-            seen = await self._pager.observe(target)
-        except KiwiError as error:
-            log.warning("suspended, but its memory cannot be read", why=str(error))
-            return event
-        return replace(event, resident_bytes=seen.resident_bytes)
-
-    async def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
-        """Add whether the session is out. A daemon that is killed in the middle of a checkpoint
-        call leaves the call under way. The next daemon sees a suspended process, and then the call
-        takes effect: now the process is out, and no resume can succeed."""
-        try:
-            seen = await self._pager.observe(target)
-        except KiwiError as error:
-            log.warning("not resumed, and nobody knows how it is", why=str(error))
-            return event
+            return replace(event, resident_bytes=seen.resident_bytes)
         if seen.residency is not Residency.PAGED_OUT:
             return event
         return replace(event, paged_out_bytes=max(1, seen.paged_out_bytes))
@@ -186,10 +176,6 @@ def outcome_event(action: Operation, outcome: Outcome) -> ev.Event:
     if isinstance(outcome, Refused):
         refused = _REFUSED[type(action)]
         return refused(op=action.op, reason=outcome.reason, detail=outcome.detail)
-    return _done(action, outcome)
-
-
-def _done(action: Operation, outcome: Moved) -> ev.Event:
     if isinstance(action, Suspend):
         return ev.Suspended(op=action.op)
     if isinstance(action, Resume):

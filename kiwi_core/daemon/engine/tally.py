@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
@@ -82,25 +82,25 @@ class Moves:
         )
 
 
+@dataclass(eq=False)
 class Tally:
     """A subscriber (``steps``); ``take`` is the same without a daemon."""
 
-    def __init__(self) -> None:
-        self.first_waits = Waits()
-        self.resumption_waits = Waits()
-        self.waits_given_up = 0
-        self.suspensions = 0
-        self.moved_out = Moves()
-        self.moved_in = Moves()
-        self.refusals: Counter[tuple[str, Reason]] = Counter()
-        self.lost_out = 0
-        self.lost_in = 0
-        self.overdue = 0
-        self._held_ns = 0
-        self._session_held_ns = 0
-        self._holders = 0
-        self._at_ns = 0
-        """When the number of holders last changed."""
+    first_waits: Waits = field(default_factory=Waits)
+    resumption_waits: Waits = field(default_factory=Waits)
+    waits_given_up: int = 0
+    suspensions: int = 0
+    moved_out: Moves = field(default_factory=Moves)
+    moved_in: Moves = field(default_factory=Moves)
+    refusals: Counter[tuple[str, Reason]] = field(default_factory=Counter)
+    lost_out: int = 0
+    lost_in: int = 0
+    overdue: int = 0
+    _held_ns: int = 0
+    _session_held_ns: int = 0
+    _holders: int = 0
+    _at_ns: int = 0
+    """When the number of holders last changed."""
 
     def after(self, step: Step) -> None:
         self.take(step.happenings)
@@ -108,13 +108,26 @@ class Tally:
     def take(self, happenings: Iterable[Happening]) -> None:
         for happening in happenings:
             if isinstance(happening, StretchEnded):
-                self._ended(happening)
+                if happening.then is HistoryKind.HELD:
+                    first = happening.kind is HistoryKind.WAITED
+                    waits = self.first_waits if first else self.resumption_waits
+                    waits.add(happening.ended_ns - happening.began_ns)
+                    self._holders_change(1, happening.ended_ns)
+                elif happening.kind is HistoryKind.HELD:
+                    self.suspensions += happening.then is HistoryKind.SUSPENDED
+                    self._holders_change(-1, happening.ended_ns)
+                elif happening.kind is HistoryKind.WAITED and happening.then is None:
+                    self.waits_given_up += 1
             elif isinstance(happening, MoveEnded):
                 if happening.ok:
                     moves = self.moved_out if happening.kind is _OUT else self.moved_in
                     moves.add(happening.bytes_moved, happening.elapsed_ns)
             elif isinstance(happening, OperationFailed):
-                self._failed(happening)
+                outcome = happening.outcome
+                if isinstance(outcome, _REFUSALS):
+                    self.refusals[OPERATIONS[happening.doing], outcome.reason] += 1
+                self.lost_out += isinstance(outcome, ev.PageOutLost)
+                self.lost_in += isinstance(outcome, ev.PageInLost)
             elif isinstance(happening, OperationHung):
                 self.overdue += 1
 
@@ -126,26 +139,8 @@ class Tally:
         """Return the sum of the times that each session has held the lease, until now."""
         return self._session_held_ns + (now_ns - self._at_ns) * self._holders
 
-    def _ended(self, ended: StretchEnded) -> None:
-        if ended.then is HistoryKind.HELD:
-            waits = self.first_waits if ended.kind is HistoryKind.WAITED else self.resumption_waits
-            waits.add(ended.ended_ns - ended.began_ns)
-            self._holders_change(1, ended.ended_ns)
-        elif ended.kind is HistoryKind.HELD:
-            self.suspensions += ended.then is HistoryKind.SUSPENDED
-            self._holders_change(-1, ended.ended_ns)
-        elif ended.kind is HistoryKind.WAITED and ended.then is None:
-            self.waits_given_up += 1
-
     def _holders_change(self, by: int, at_ns: int) -> None:
         self._held_ns = self.held_ns(at_ns)
         self._session_held_ns = self.session_held_ns(at_ns)
         self._holders += by
         self._at_ns = at_ns
-
-    def _failed(self, failure: OperationFailed) -> None:
-        outcome = failure.outcome
-        if isinstance(outcome, _REFUSALS):
-            self.refusals[OPERATIONS[failure.doing], outcome.reason] += 1
-        self.lost_out += isinstance(outcome, ev.PageOutLost)
-        self.lost_in += isinstance(outcome, ev.PageInLost)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
-    from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Observation, Target
+    from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
@@ -32,10 +32,15 @@ class Guards:
     """Feeds ``GuardChanged``, ``SessionStopped`` and ``SessionContinued`` at each change."""
 
     def __init__(
-        self, registry: SessionRegistry, links: Links, feed: Callable[[ev.Event], None]
+        self,
+        registry: SessionRegistry,
+        links: Links,
+        scheduler: Scheduler,
+        feed: Callable[[ev.Event], None],
     ) -> None:
         self._registry = registry
         self._links = links
+        self._scheduler = scheduler
         self._feed = feed
 
     def set_ungated(self, record: SessionRecord, ungated: str) -> None:
@@ -50,7 +55,12 @@ class Guards:
         record = self._registry.get(target.session)
         if record is None or not seen.alive:
             return
-        gated = self._gated(record.id)
+        # A lost connection comes back soon, unless the process has replaced its program (exec).
+        gated = {
+            link.ref
+            for link in self._links.of(record.id)
+            if link.connected or link.expected or link.report.residency is not Residency.RESIDENT
+        }
         using = {memory.ref for memory in seen.processes if memory.resident_bytes > 0}
         # A process whose memory is out has none in the GPU, and still no gate when it is back.
         earlier = {ref for ref in record.bare if processes.alive(ref)}
@@ -65,30 +75,21 @@ class Guards:
         if record is not None:
             self._report_stopped(record, why)
 
-    def _gated(self, session: SessionId) -> set[ProcessRef]:
-        """Return the processes that have the library. A lost connection comes back soon, unless the
-        process has replaced its program (exec)."""
-        return {
-            link.ref
-            for link in self._links.of(session)
-            if link.connected or link.expected or link.report.residency is not Residency.RESIDENT
-        }
-
     def _report_guard(self, record: SessionRecord) -> None:
         # A client's word about itself counts only once its program uses the driver: an unguarded
         # session is never stopped, so a false claim must not keep the GPU from others.
         guarded = not (record.ungated and record.in_driver) and not record.bare
-        if guarded is record.guarded:
+        known = self._scheduler.session(record.id)
+        if known is None or guarded is known.guarded:
             return
-        record.guarded = guarded
         pids = sorted(ref.pid for ref in record.bare)
         log.info("guard changed", session=record.id, guarded=guarded, bare=pids)
         self._feed(ev.GuardChanged(session=record.id, guarded=guarded))
 
     def _report_stopped(self, record: SessionRecord, why: str) -> None:
-        if why == record.stopped:
+        known = self._scheduler.session(record.id)
+        if known is None or why == known.stopped:
             return
-        record.stopped = why
         log.info("stopped" if why else "continued", session=record.id, why=why)
         if why:
             self._feed(ev.SessionStopped(session=record.id, why=why))

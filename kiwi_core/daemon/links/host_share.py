@@ -48,18 +48,15 @@ def divide(budget_bytes: int, others_bytes: int, users: Sequence[RamUser]) -> li
     """
     shares = [one.out_bytes for one in users]
     left_bytes = max(0, budget_bytes - budget_bytes // SPARED - others_bytes - sum(shares))
-    wanted = sorted(
-        (_rounded_up(one.owned_bytes - one.out_bytes), i) for i, one in enumerate(users)
+    wanted = sorted(  # rounded up
+        (-(-(one.owned_bytes - one.out_bytes) // STEP_BYTES) * STEP_BYTES, i)
+        for i, one in enumerate(users)
     )
     for done, (most_bytes, i) in enumerate(wanted):
         equal_bytes = left_bytes // (len(wanted) - done) // STEP_BYTES * STEP_BYTES
         shares[i] += min(most_bytes, equal_bytes)
         left_bytes -= min(most_bytes, equal_bytes)
     return shares
-
-
-def _rounded_up(size_bytes: int) -> int:
-    return -(-size_bytes // STEP_BYTES) * STEP_BYTES
 
 
 def who_gives_back(lacking_bytes: int, users: Sequence[RamUser]) -> list[int]:

@@ -101,15 +101,13 @@ class LibraryRam:
             shares[link] = ram_user(link).out_bytes
         ahead = self._crowded()
         for link in links:
-            self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0), ahead=ahead))
-
-    def _tell(self, link: Link, limits: PagerLimits) -> None:
-        """Send ``limits`` to a link that has reported its state, unless it has them already."""
-        connection = link.connection
-        if connection is None or not link.greeted or self._told.get(link) == (connection, limits):
-            return
-        self._told[link] = (connection, limits)
-        connection.send(limits)
+            connection = link.connection
+            if connection is None or not link.greeted:
+                continue  # it has not reported its state
+            limits = PagerLimits(arena_bytes=shares.get(link, 0), ahead=ahead)
+            if self._told.get(link) != (connection, limits):
+                self._told[link] = (connection, limits)
+                connection.send(limits)
 
     # --- RAM for a page-out ---------------------------------------------------------------------
 
@@ -149,29 +147,26 @@ class LibraryRam:
         left_s = (deadline_ns - clock.now_ns()) / NS_PER_S
         within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
         claim = RamClaim(session, more_bytes)
+        self._claims.add(claim)
+        ends_at_s = clock.now_s() + within_s
+        asked: dict[Link, tuple[int, float]] = {}
         try:
-            await self._wait(claim, within_s)
+            while self._lacking_bytes() > 0 and clock.now_s() < ends_at_s:
+                self._review()
+                if not self._ask_back(asked):
+                    break  # nobody holds anything that could be given back
+                await asyncio.sleep(LOOK_AGAIN_S)
         except asyncio.CancelledError:
             self.done(claim)
             raise
+        claim.left_then_bytes = self._budget.left_bytes()
+        self.changed()
         return claim
 
     def done(self, claim: RamClaim | None) -> None:
         """Drop ``claim``: its memory is out, or will not be."""
         if claim is not None:
             self._claims.discard(claim)
-
-    async def _wait(self, claim: RamClaim, within_s: float) -> None:
-        self._claims.add(claim)
-        ends_at_s = clock.now_s() + within_s
-        asked: dict[Link, tuple[int, float]] = {}
-        while self._lacking_bytes() > 0 and clock.now_s() < ends_at_s:
-            self._review()
-            if not self._ask_back(asked):
-                break  # nobody holds anything that could be given back
-            await asyncio.sleep(LOOK_AGAIN_S)
-        claim.left_then_bytes = self._budget.left_bytes()
-        self.changed()
 
     def _ask_back(self, asked: dict[Link, tuple[int, float]]) -> bool:
         """Return whether any link can give back. ``asked``: what each held, and since when."""

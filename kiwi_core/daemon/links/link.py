@@ -1,5 +1,4 @@
-"""One process that has Kiwi's library preloaded: its connection, its last report, and its current
-operation."""
+"""A process with Kiwi's library preloaded: its connection, last report and current operation."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from kiwi_core import clock
-from kiwi_core.daemon.links.library_words import AFTER
+from kiwi_core.daemon.links.calls import PagerCall, refusal
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.ownable import OwnershipObjection
 from kiwi_core.pager.api import Lost, Moved, Refused
@@ -30,20 +29,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ANSWER_GRACE_S = 2.0
-"""Extra time for a library to report that its own time limit passed: the machine may be busy."""
-
 RECONNECT_WITHIN_S = 5.0
 """A library that lost its connection reconnects within a second, if its process can run at all."""
 
 EXEC_WITHIN_S = 1.0
 """A program that is replaced (exec) closes its connection. The kernel shows the new program within
 milliseconds."""
-
-MOVE_GRACE_S = 90.0
-"""Extra time, beyond its own limit, for a library in the middle of a move: it first brings back
-what it has begun to move out (60 s at most), and ends copies under way. After this it counts as
-stuck, and whoever waits for it goes on."""
 
 SETTLED_S: Final = 1.0
 """A library reports a change within a quarter of a second. A reading after which none came for so
@@ -62,31 +53,6 @@ POOR_MOVES_MAX: Final = 2
 another thread of the driver, or a reading of NVML that is late."""
 
 FAILED_MOVES_MAX: Final = 2
-
-FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
-"""No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); a report above this is wrong."""
-
-_MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
-
-
-@dataclass(eq=False)
-class PagerCall:
-    """An action that an operation orders from a library and waits for."""
-
-    action: PagerAction
-    deadline_ns: int
-    outcome: asyncio.Future[Outcome] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    op: int | None = None
-    """``None`` until it is sent."""
-    out_bytes: int = 0
-    """Bytes that were out when it was sent."""
-    sent_ns: int = 0
-
-    def resolve(self, outcome: Outcome) -> None:
-        if not self.outcome.done():  # the waiting task may have been cancelled
-            self.outcome.set_result(outcome)
 
 
 @dataclass(eq=False)
@@ -164,7 +130,7 @@ class Link:
 
     @property
     def moving(self) -> bool:
-        sent = self.call is not None and self.call.op is not None and self.call.action in _MOVES
+        sent = self.call is not None and self.call.op is not None and self.call.moves
         late = self.unanswered is not None and (self.connected or self.expected)
         return sent or late
 
@@ -224,7 +190,7 @@ class Link:
         if self.report.residency is Residency.SUSPENDED and self.owns:
             self.report = _as(self.report, Residency.RESIDENT)
         if self.call is not None:
-            _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)
+            self.call.later(RECONNECT_WITHIN_S, self._give_up_if_away)
         asyncio.get_running_loop().call_later(EXEC_WITHIN_S, self.forget_if_replaced)
 
     def died(self) -> None:
@@ -275,8 +241,8 @@ class Link:
         if self.greeted and self.connected and self.unanswered is None:
             self._send(call)
         else:
-            _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
-            _later(_left_ns(call) / NS_PER_S + _grace_s(call), self._overdue, call)
+            call.later(RECONNECT_WITHIN_S, self._give_up_if_away)
+            call.later(call.left_ns / NS_PER_S + call.grace_s, self._overdue)
 
     def forget_if_replaced(self) -> bool:
         """Return whether the process has replaced its program (``exec``) and the new one has not
@@ -306,76 +272,68 @@ class Link:
             self.opening = None
             return False
         if answer.op == self.unanswered:
-            self._answered_late()
+            self.unanswered = None
+            self.going_out = call is not None and call.action is PagerAction.PAGE_OUT
+            if call is not None:
+                self._send(call)
             return False
         if call is None or call.op != answer.op:
             return False
         if answer.outcome is PagerOutcome.MOVED:
-            if call.action in _MOVES:
+            if call.moves:
                 self.moved_s = clock.now_s()
-            self.report = _moved(self.report, call.action, answer.bytes)
-            outcome: Outcome = Moved(answer.bytes, _elapsed_ns(call, answer))
+            self.report = call.moved(self.report, answer.bytes)
+            outcome: Outcome = Moved(answer.bytes, call.elapsed_ns(answer))
         elif answer.outcome is PagerOutcome.LOST:
             self.report = _as(self.report, Residency.LOST)
             detail = answer.detail or f"The GPU memory of process {self.ref.pid} is lost."
             outcome = Lost(detail)
         else:
-            outcome = _refused(answer, self.ref.pid)
+            outcome = refusal(answer, self.ref.pid)
         if call.action is PagerAction.PAGE_OUT:
-            self._count_refusal(outcome)
+            # Leave the memory to the driver after some page-outs in a row that failed by errors of
+            # the driver. Other refusals (no time, no RAM) pass.
+            failed = isinstance(outcome, Refused) and outcome.reason is Reason.DRIVER
+            self.failed_moves = self.failed_moves + 1 if failed else 0
+            if self.failed_moves >= FAILED_MOVES_MAX and self.objection is None:
+                self.objection = OwnershipObjection(
+                    GateOnly.REFUSED, getattr(outcome, "detail", "")
+                )
         self._resolve(call, outcome)
         return True
 
-    def _count_refusal(self, outcome: Outcome) -> None:
-        """Leave the memory to the driver after some page-outs in a row that failed by errors of the
-        driver. Other refusals (no time, no RAM) pass."""
-        failed = isinstance(outcome, Refused) and outcome.reason is Reason.DRIVER
-        self.failed_moves = self.failed_moves + 1 if failed else 0
-        if self.failed_moves >= FAILED_MOVES_MAX and self.objection is None:
-            self.objection = OwnershipObjection(GateOnly.REFUSED, getattr(outcome, "detail", ""))
-
-    def _answered_late(self) -> None:
-        self.unanswered = None
-        self.going_out = self.call is not None and self.call.action is PagerAction.PAGE_OUT
-        if self.call is not None:
-            self._send(self.call)
-
     def _send(self, call: PagerCall) -> None:
-        left_ns = _left_ns(call)
         call.op, call.out_bytes = self.next_op(), self.report.paged_out_bytes
         call.sent_ns = clock.now_ns()
         if call.action is not PagerAction.YIELD:
             self.wants_context = False  # see WantLease; if the driver takes it again, it asks again
         assert self.connection is not None
-        order = PagerDo(op=call.op, action=call.action, within_ns=left_ns)
+        order = PagerDo(op=call.op, action=call.action, within_ns=call.left_ns)
         self.connection.send(order)
-        _later(left_ns / NS_PER_S + _grace_s(call), self._overdue, call)
+        call.later(call.left_ns / NS_PER_S + call.grace_s, self._overdue)
 
     def _overdue(self, call: PagerCall) -> None:
         if call is not self.call:
             return
-        more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - clock.now_s()
+        more_s = call.deadline_ns / NS_PER_S + call.grace_s - clock.now_s()
         if more_s > 0:  # it was sent after this timer was set
-            _later(more_s, self._overdue, call)
+            call.later(more_s, self._overdue)
             return
-        if call.op is not None and call.action in _MOVES:
+        if call.op is not None and call.moves:
             # It may be in the middle of the move: only its answer tells the outcome.
             self.unanswered = call.op
         elif call.op is not None and self.connection is not None:
-            self._opens_late(call, self.connection)
+            # Its gate will open some time after a ``hold`` or ``free`` that timed out.
+            if call.action is PagerAction.FREE:
+                self.opening = call.op
+            elif call.action is PagerAction.HOLD:
+                # Queued behind the hold: once the library gets to it, it lets go at once.
+                self.opening = self.next_op()
+                free = PagerDo(op=self.opening, action=PagerAction.FREE, within_ns=0)
+                self.connection.send(free)
+            self.report = self._as_plausible(self.report)
         detail = f"Process {self.ref.pid} did not answer in time (stopped, perhaps)."
         self._resolve(call, Refused(Reason.LOCK_TIMEOUT, detail))
-
-    def _opens_late(self, call: PagerCall, connection: Connection) -> None:
-        """Expect the gate to open some time after a ``hold`` or ``free`` that timed out."""
-        if call.action is PagerAction.FREE:
-            self.opening = call.op
-        elif call.action is PagerAction.HOLD:
-            # Queued behind the hold: once the library gets to it, it lets go at once.
-            self.opening = self.next_op()
-            free = PagerDo(op=self.opening, action=PagerAction.FREE, within_ns=0)
-            connection.send(free)
-        self.report = self._as_plausible(self.report)
 
     def _give_up_if_away(self, call: PagerCall) -> None:
         if call is self.call and not self.connected:
@@ -388,50 +346,5 @@ class Link:
         call.resolve(outcome)
 
 
-def _later(seconds: float, what: Callable[[PagerCall], object], call: PagerCall) -> None:
-    asyncio.get_running_loop().call_later(seconds, what, call)
-
-
-def _left_ns(call: PagerCall) -> int:
-    return max(0, call.deadline_ns - clock.now_ns())
-
-
-def _grace_s(call: PagerCall) -> float:
-    return MOVE_GRACE_S if call.op is not None and call.action in _MOVES else ANSWER_GRACE_S
-
-
-def _elapsed_ns(call: PagerCall, answer: PagerDone) -> int:
-    """Return the time that it reports, but at most the time since the order, and at least that of
-    the fastest bus. Everybody's turns are measured against what a move takes.
-    """
-    fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
-    since_ns = clock.now_ns() - call.sent_ns
-    return max(fastest_ns, min(answer.elapsed_ns, since_ns))
-
-
 def _as(report: LibraryReport, residency: Residency) -> LibraryReport:
     return replace(report, residency=residency)
-
-
-def _moved(report: LibraryReport, action: PagerAction, moved_bytes: int) -> LibraryReport:
-    """Return ``report`` after a move, unless the library has reported that state itself."""
-    if action is PagerAction.YIELD or report.residency is AFTER[action]:
-        return report
-    owned_bytes = max(report.resident_bytes + report.paged_out_bytes, moved_bytes)
-    out = action is PagerAction.PAGE_OUT
-    return replace(
-        report,
-        residency=AFTER[action],
-        resident_bytes=0 if out else owned_bytes,
-        paged_out_bytes=owned_bytes if out else 0,
-    )
-
-
-def _refused(answer: PagerDone, pid: int) -> Refused:
-    try:
-        reason = Reason(answer.reason)
-    except ValueError:
-        reason = Reason.DRIVER
-    if reason is Reason.GONE:  # a process that can answer is not gone
-        reason = Reason.DRIVER
-    return Refused(reason, answer.detail or f"Process {pid} refused ({reason.value}).")

@@ -21,8 +21,9 @@ import structlog
 
 from kiwi_core import clock
 from kiwi_core.daemon.base.shares import Share, Shares
+from kiwi_core.daemon.links.calls import PagerCall
 from kiwi_core.daemon.links.library_words import ACTION, RESIDENCY
-from kiwi_core.daemon.links.link import Link, PagerCall
+from kiwi_core.daemon.links.link import Link
 from kiwi_core.daemon.roster.roster import RosterLink
 from kiwi_core.errors import GpuError, PeerError
 from kiwi_core.gpu import host, processes
@@ -33,7 +34,6 @@ from kiwi_core.pager.linked import LibraryReport, LinkedProcesses, all_out
 from kiwi_core.peer_limits import PROGRAMS
 from kiwi_core.states import NOT_FREE, GateOnly, Reason, Residency
 from kiwi_core.units import MIB, NS_PER_MS, SessionId
-from kiwi_core.wire.pager import PagerAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -122,20 +122,16 @@ class Links(LinkedProcesses):
     ) -> list[Outcome]:
         calls = [PagerCall(ACTION[step], deadline_ns) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
-        self._begin(list(zip(links, calls, strict=True)))
-        return [await call.outcome for call in calls]
-
-    def _begin(self, those: list[tuple[Link | None, PagerCall]]) -> None:
-        going = [link for link, call in those if call.action is PagerAction.PAGE_OUT]
-        for leaver in filter(None, going):
-            leaver.going_out = True
-        if going:
+        if step == "page-out":
+            for leaver in filter(None, links):
+                leaver.going_out = True
             self._before_a_move()
-        for link, call in those:
+        for link, call in zip(links, calls, strict=True):
             if link is None or self._by_ref.get(link.ref) is not link:
                 call.resolve(Refused(Reason.GONE, "The process has ended."))
             else:
                 link.begin(call)
+        return [await call.outcome for call in calls]
 
     # --- who there is ---------------------------------------------------------------------------
 
@@ -188,7 +184,11 @@ class Links(LinkedProcesses):
         if link is None:
             link = Link(ref, uid, name, next_op=lambda: next(self._ops))
             link.above = above(ref)
-            self._watch(link)
+            pidfd = processes.open_pidfd(ref)
+            if pidfd is None:
+                raise PeerError("gone", f"Process {ref.pid} has ended.")
+            link.pidfd = pidfd
+            self._loop.add_reader(pidfd, self._died, link)
             self._by_ref[ref] = link
             self._share.take(uid)
         link.name = name or link.name
@@ -210,7 +210,10 @@ class Links(LinkedProcesses):
         more system RAM than the kernel counts for the process.
         """
         reported_bytes = max(state.arena_bytes, state.paged_out_bytes)
-        link.host_bytes = _held_bytes(link) if reported_bytes else 0
+        try:
+            link.host_bytes = host.held_bytes(link.ref.pid) if reported_bytes else 0
+        except GpuError as error:  # the last value stays
+            log.error("the RAM of a process cannot be read", pid=link.ref.pid, why=str(error))
         link.handle_report(
             LibraryReport(
                 RESIDENCY[state.state],
@@ -286,16 +289,25 @@ class Links(LinkedProcesses):
         return [(link.ref.pid, link.ref.start_ticks, link.uid) for link in links if link.off]
 
     def roster(self) -> list[RosterLink]:
-        return [_entry(link, link.session) for link in self._by_ref.values() if link.session]
-
-    # --- life and death -------------------------------------------------------------------------
-
-    def _watch(self, link: Link) -> None:
-        pidfd = processes.open_pidfd(link.ref)
-        if pidfd is None:
-            raise PeerError("gone", f"Process {link.ref.pid} has ended.")
-        link.pidfd = pidfd
-        self._loop.add_reader(pidfd, self._died, link)
+        found = []
+        for link in self._by_ref.values():
+            if link.session is None:
+                continue
+            report, going_out = link.report, link.going_out
+            going_bytes = report.resident_bytes if going_out else 0
+            entry = RosterLink(
+                pid=link.ref.pid,
+                start_ticks=link.ref.start_ticks,
+                uid=link.uid,
+                session=link.session,
+                paged_out_bytes=report.paged_out_bytes + going_bytes,
+                name=link.name,
+                image=link.image,
+                out=going_out or report.residency is Residency.PAGED_OUT,
+                objection=link.objection.why if link.objection else None,
+            )
+            found.append(entry)
+        return found
 
     def _died(self, link: Link) -> None:
         self._loop.remove_reader(link.pidfd)
@@ -319,27 +331,3 @@ def above(ref: ProcessRef) -> tuple[ProcessRef, ...]:
     if leader is not None and processes.in_session_of(leader, ref.pid):
         found.append(leader)  # its parents may have ended
     return tuple(found)
-
-
-def _held_bytes(link: Link) -> int:
-    """Return the system RAM of the process; the last value if it cannot be read now."""
-    try:
-        return host.held_bytes(link.ref.pid)
-    except GpuError as error:
-        log.error("the RAM of a process cannot be read", pid=link.ref.pid, why=str(error))
-        return link.host_bytes
-
-
-def _entry(link: Link, session: SessionId) -> RosterLink:
-    report = link.report
-    return RosterLink(
-        pid=link.ref.pid,
-        start_ticks=link.ref.start_ticks,
-        uid=link.uid,
-        session=session,
-        paged_out_bytes=report.paged_out_bytes + (report.resident_bytes if link.going_out else 0),
-        name=link.name,
-        image=link.image,
-        out=link.going_out or report.residency is Residency.PAGED_OUT,
-        objection=link.objection.why if link.objection else None,
-    )

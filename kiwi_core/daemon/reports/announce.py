@@ -50,20 +50,10 @@ class Announcer:
     def _round(self) -> None:
         self._due = None
         began_ns = clock.now_ns()
-        waiters = self._tell_waiters(began_ns)
-        watchers = self._tell_watchers(began_ns)
-        self._pause_s = max(COLLECT_S, SHARE * ns_to_seconds(clock.now_ns() - began_ns))
-        if waiters or watchers:
-            self._due = self._loop.call_later(max(REPEAT_S, self._pause_s), self._round)
-
-    def _tell_waiters(self, now_ns: int) -> bool:
-        words = list(self._reporter.waiting(now_ns))
+        words = list(self._reporter.waiting(began_ns))
         for record, message in words:
             if record.connection is not None:
                 record.connection.send(message)
-        return bool(words)
-
-    def _tell_watchers(self, now_ns: int) -> bool:
         watchers = self._connections.watchers
         lines: dict[tuple[Owner, int], bytes] = {}  # the reader's rights make the only difference
         for connection in watchers:
@@ -71,6 +61,8 @@ class Announcer:
                 continue  # the status would be old by the time the client reads it
             reader = connection.peer.identity, connection.peer.gid
             if reader not in lines:
-                lines[reader] = self._reporter.status_line(connection.peer, now_ns)
+                lines[reader] = self._reporter.status_line(connection.peer, began_ns)
             connection.send_line(lines[reader])
-        return bool(watchers)
+        self._pause_s = max(COLLECT_S, SHARE * ns_to_seconds(clock.now_ns() - began_ns))
+        if words or watchers:
+            self._due = self._loop.call_later(max(REPEAT_S, self._pause_s), self._round)

@@ -69,8 +69,13 @@ class Bookkeeper:
                 self._count(happening.session, happening.account)
                 self._counted.pop(happening.session, None)
         if self._due is None and not self._closed:
-            loop = asyncio.get_running_loop()
-            self._due = loop.call_later(SAVE_EVERY_S, self._save)
+
+            def save() -> None:
+                self._due = None
+                self._take()
+                self._write()
+
+            self._due = asyncio.get_running_loop().call_later(SAVE_EVERY_S, save)
 
     async def up_to_date(self, within_s: float) -> bool:
         """Write all sums to the file, before it is read; return whether that succeeded in time."""
@@ -92,11 +97,6 @@ class Bookkeeper:
 
     # --- taking ---------------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        self._due = None
-        self._take()
-        self._write()
-
     def _take(self) -> None:
         for session, account in self._scheduler.accounts(clock.now_ns()).items():
             self._count(session, account)
@@ -107,20 +107,18 @@ class Bookkeeper:
         if who is None or not any(added):
             return
         self._counted[session] = account
-        bucket = self._bucket(who.uid, who.name, who.job)
-        self._unwritten[bucket] = self._unwritten.get(bucket, Account()).plus(added)
-
-    def _bucket(self, uid: int, name: str, job: str) -> UsageBucket:
+        name, job = who.name, who.job
         begins_s = bucket_begin_s(self.wall_s())
         if begins_s != self._names_of_s:
             self._names_of_s = begins_s
             self._names.clear()
-        names = self._names.setdefault(uid, set())
+        names = self._names.setdefault(who.uid, set())
         if len(names) < NAMES_MAX:
             names.add((name, job))
         if (name, job) not in names:
             name, job = THE_REST, ""
-        return UsageBucket(begins_s, uid, name, job)
+        bucket = UsageBucket(begins_s, who.uid, name, job)
+        self._unwritten[bucket] = self._unwritten.get(bucket, Account()).plus(added)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -140,16 +138,13 @@ class Bookkeeper:
             if not self.failing:
                 log.error("usage not written; it is tried again", why=str(error))
             self.failing = True
-            self._put_back(batch)
+            for bucket, added in self._unwritten.items():
+                batch[bucket] = batch.get(bucket, Account()).plus(added)
+            if len(batch) > UNWRITTEN_MAX:
+                batch = dict(sorted(batch.items())[-UNWRITTEN_MAX:])
+            self._unwritten = batch
         finally:
             self._writing = None
-
-    def _put_back(self, batch: dict[UsageBucket, Account]) -> None:
-        for bucket, added in self._unwritten.items():
-            batch[bucket] = batch.get(bucket, Account()).plus(added)
-        if len(batch) > UNWRITTEN_MAX:
-            batch = dict(sorted(batch.items())[-UNWRITTEN_MAX:])
-        self._unwritten = batch
 
     async def _written(self, ends_at_s: float) -> bool:
         """Wait until the write in progress has ended. Return false at ``ends_at_s``."""

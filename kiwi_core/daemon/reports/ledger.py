@@ -139,7 +139,9 @@ class Ledger:
             raise  # the disk, or another program's lock: the file itself may be good
         except (sqlite3.DatabaseError, _ForeignError) as error:
             log.error("usage is damaged: put aside, begun anew", why=str(error))
-            self._put_aside()
+            self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
+            with suppress(FileNotFoundError):
+                self._path.with_name(f"{self._path.name}-journal").unlink()
             return self._attempt(work)
 
     def _attempt(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -159,11 +161,6 @@ class Ledger:
                 db.execute(f"PRAGMA user_version = {VERSION}")
         elif (version, found) != (VERSION, _COLUMNS):
             raise _ForeignError(f"version {version}, columns {', '.join(found)}")
-
-    def _put_aside(self) -> None:
-        self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
-        with suppress(FileNotFoundError):
-            self._path.with_name(f"{self._path.name}-journal").unlink()
 
     def _tidy(self, db: sqlite3.Connection, now_s: int) -> None:
         """Once an hour, merge old buckets into longer ones and delete very old ones."""

@@ -6,9 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kiwi_core import __version__, clock, log
+from kiwi_core.daemon.reports.filled import filled
 from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire.messages import MetricsReport
 from kiwi_core.wire.metrics import GpuMetrics, PeerUse, Refusals
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.engine.tally import Tally
     from kiwi_core.daemon.links.host_budget import HostBudget
+    from kiwi_core.daemon.sessions.bursts import Bursts
     from kiwi_core.daemon.sessions.expected_sessions import ExpectedSessions
-    from kiwi_core.daemon.sessions.requests import RequestHandler
-    from kiwi_core.daemon.sessions.session_handler import SessionHandler
+    from kiwi_core.daemon.sessions.requests import Requests
     from kiwi_core.gpu.nvml import GpuInfo
 
 
@@ -34,8 +33,8 @@ class MetricsReporter:
     _core: Core
     _tally: Tally
     _connections: Connections
-    _sessions: SessionHandler
-    _requests: RequestHandler
+    _bursts: Bursts
+    _requests: Requests
     _shares: Shares
     _observer: Observer
     _journal: Journal
@@ -50,25 +49,18 @@ class MetricsReporter:
         tally, operations = self._tally, self._core.operations
         view = self._core.scheduler.view(now_ns)
         running = operations.running
-        metrics = GpuMetrics(
-            uuid=self._gpu.uuid,
-            index=self._gpu.index,
-            name=self._gpu.name,
+        self._bursts.recount()
+        metrics = filled(
+            GpuMetrics,
+            view,
+            self._gpu,
+            tally,
+            self._gauges.now,
             emulated=self._emulated,
-            driver_version=self._gpu.driver_version,
             daemon_version=__version__,
             uptime_s=ns_to_seconds(now_ns - self._began_ns),
-            total_bytes=view.total_bytes,
-            free_bytes=view.free_bytes,
-            resident_bytes=sum(session.resident_bytes for session in view.sessions),
-            outside_bytes=view.outside_bytes,
-            paged_out_bytes=view.paged_out_bytes,
-            host_budget_bytes=view.host_budget_bytes,
+            resident_bytes=sum(session.record.resident_bytes for session in view.sessions),
             arena_bytes=self._budget.arena_bytes(),
-            tq_s=ns_to_seconds(view.tq_ns),
-            anti_thrash=view.anti_thrash,
-            serialised=view.serialised,
-            policy=view.policy,
             holders=len(view.holders),
             queue_length=len(view.queue),
             sessions=dict(Counter(session.state for session in view.sessions)),
@@ -78,41 +70,30 @@ class MetricsReporter:
             session_held_s=ns_to_seconds(tally.session_held_ns(now_ns)),
             first_waits=tally.first_waits.histogram(),
             resumption_waits=tally.resumption_waits.histogram(),
-            waits_given_up=tally.waits_given_up,
-            suspensions=tally.suspensions,
             moved_out=tally.moved_out.totals(),
             moved_in=tally.moved_in.totals(),
             refusals=[
                 Refusals(operation=operation, reason=reason, count=count)
                 for (operation, reason), count in sorted(tally.refusals.items())
             ],
-            lost_out=tally.lost_out,
-            lost_in=tally.lost_in,
-            overdue=tally.overdue,
             hints_begun=self._requests.hints_begun,
             hints_declined=self._requests.hints_declined,
-            ignored_events=view.ignored_events,
             connections=len(self._connections.open),
             connections_taken=self._connections.taken,
             connections_ended=dict(self._connections.ended),
             look_errors=self._observer.failures,
             journal_lines_lost=self._journal.dropped,
-            peers=self._peers(),
+            peers=[
+                PeerUse(
+                    what=share.limit.name,
+                    used=share.used,
+                    most=share.limit.most,
+                    per_user=share.limit.per_user,
+                    refused=share.refused,
+                )
+                for share in self._shares
+            ],
             log_lines_dropped=log.dropped(),
             newcomer_wait_s=self._expected.newcomer_wait_s(),
-            **msgspec.structs.asdict(self._gauges.now),
         )
         return MetricsReport(metrics=metrics)
-
-    def _peers(self) -> list[PeerUse]:
-        self._sessions.places.recount()
-        return [
-            PeerUse(
-                what=share.limit.name,
-                used=share.used,
-                most=share.limit.most,
-                per_user=share.limit.per_user,
-                refused=share.refused,
-            )
-            for share in self._shares
-        ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from kiwi_core import __version__, clock
 from kiwi_core.daemon import user_texts
 from kiwi_core.daemon.base.peers import user_name
+from kiwi_core.daemon.reports.filled import filled
 from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.policy import names
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.session_pager import SessionPager
     from kiwi_core.sched.scheduler import Scheduler
-    from kiwi_core.sched.view import GpuView, HistoryView, QueueView, SessionView
+    from kiwi_core.sched.view import QueueView, SessionView
 
 _POLICIES: Final = [m.PolicyStatus(name=name, summary=POLICIES[name].summary) for name in names()]
 
@@ -71,54 +72,50 @@ class Reporter:
 
     def status(self, reader: Peer, now_ns: int) -> m.StatusReport:
         view = self._scheduler.view(now_ns, ahead=True)
-        gpu = self._gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
         names = self._names(reader)
         self._ram.begin(lambda session: self._registry.get(session) is not None)
-        return m.StatusReport(
-            gpu=m.GpuStatus(
-                uuid=gpu.uuid,
-                name=gpu.name,
-                index=gpu.index,
-                emulated=self.emulated,
-                memory=_memory(view, self._budget.arena_bytes()),
-                scheduler=_scheduler(view),
-                holders=list(view.holders),
-                queue=[_queue_entry(entry) for entry in view.queue],
-                sessions=[
-                    self._session(session, blocked.get(session.id), names, reader)
-                    for session in view.sessions
-                ],
-                swaps=[
-                    m.SwapStatus(
-                        session=swap.session,
-                        name=names(swap.session),
-                        direction=swap.direction,
-                        bytes_moved=swap.bytes_moved,
-                        seconds=ns_to_seconds(swap.elapsed_ns),
-                        ago_s=ns_to_seconds(now_ns - swap.at_ns),
-                    )
-                    for swap in view.swaps
-                ],
-                driver_version=gpu.driver_version,
-                daemon_version=__version__,
-                daemon_pid=os.getpid(),
-                uptime_s=ns_to_seconds(now_ns - self._began_ns),
-                pager_text=user_texts.pager_of_the_machine(
-                    self._self_proof.objection(),
-                    self._self_proof.proof,
-                    self._self_proof.trouble,
-                ),
-                errors=self.errors(),
-                history_serial=self._scheduler.history_serial,
-                may_set=self._rights.is_admin(reader),
-                policies=_POLICIES,
-                gauges=self.gauges.now,
-                outside=self.gauges.outside(reader, self._rights),
-                newcomer_wait_s=self._expected.newcomer_wait_s(),
-                expected=self._expected.count(),
-            )
+        gpu = filled(
+            m.GpuStatus,
+            self._gpu,
+            emulated=self.emulated,
+            memory=filled(m.MemoryStatus, view, arena_bytes=self._budget.arena_bytes()),
+            scheduler=filled(m.SchedulerStatus, view),
+            holders=list(view.holders),
+            queue=[
+                filled(m.QueueEntry, entry, blocked=entry.blocked is not None)
+                for entry in view.queue
+            ],
+            sessions=[
+                self._session(session, blocked.get(session.id), names, reader)
+                for session in view.sessions
+            ],
+            swaps=[
+                filled(
+                    m.SwapStatus,
+                    swap,
+                    name=names(swap.session),
+                    seconds=ns_to_seconds(swap.elapsed_ns),
+                    ago_s=ns_to_seconds(now_ns - swap.at_ns),
+                )
+                for swap in view.swaps
+            ],
+            daemon_version=__version__,
+            daemon_pid=os.getpid(),
+            uptime_s=ns_to_seconds(now_ns - self._began_ns),
+            pager_text=user_texts.pager_of_the_machine(
+                self._self_proof.objection(), self._self_proof.proof, self._self_proof.trouble
+            ),
+            errors=self.errors(),
+            history_serial=self._scheduler.history_serial,
+            may_set=self._rights.is_admin(reader),
+            policies=_POLICIES,
+            gauges=self.gauges.now,
+            outside=self.gauges.outside(reader, self._rights),
+            newcomer_wait_s=self._expected.newcomer_wait_s(),
+            expected=self._expected.count(),
         )
+        return m.StatusReport(gpu=gpu)
 
     def status_line(self, reader: Peer, now_ns: int) -> bytes:
         """Return the encoded status. If it is too long for one line (very many sessions, very long
@@ -146,60 +143,44 @@ class Reporter:
         reader: Peer,
     ) -> m.SessionStatus:
         """Return a session's status, with why its turn is ``blocked``, or else its problem."""
-        record = self._registry.get(view.id)
+        known, record = view.record, self._registry.get(view.id)
         mine = record is not None and self._rights.may_see(reader, record.identity)
-        linked = self._links.connected(view.id)
-        said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
-        if view.problem in (Notice.LOST, Notice.STUCK):
-            said = (view.problem, view.detail)
-        elif view.kept_out:
-            said = (Notice.KEPT_OUT, f"by {view.kept_out}")
-        problem, detail = said[0], said[1] if mine else ""
-        problem_text = " ".join(user_texts.sentence(problem, detail)).strip() if problem else ""
-        return m.SessionStatus(
-            id=view.id,
-            pid=record.ref.pid if record and mine else 0,
-            owner=user_name(record.uid) if record and mine else ANOTHER_USER,
-            name=names(view.id),
-            kernel_id=record.kernel_id if record and mine else "",
-            mine=mine,
-            connected=linked or (record is not None and record.connection is not None),
-            pager=self._pager.moved_by(view.id),
-            pager_text=(
-                user_texts.moved_by_driver(
-                    self._links.why_driver(view.id), self._self_proof.objection()
-                )
-                if mine
-                else ""
-            ),
-            unowned=self._links.unowned(view.id) if mine else {},
-            state=view.state,
-            resident_bytes=view.resident_bytes,
-            paged_out_bytes=view.paged_out_bytes,
-            suspensions=view.suspensions,
-            held_s=ns_to_seconds(view.held_ns),
-            waited_s=ns_to_seconds(view.waited_ns),
-            lingering=view.lingering,
-            peak_bytes=view.peak_bytes,
-            time_left_s=_seconds(view.time_left_ns),
-            keeps_s=_seconds(view.keeps_ns),
-            problem=problem.value if problem else "",
-            problem_text=problem_text,
-            priority=view.priority,
-            guarded=view.guarded,
-            unguarded_text="" if view.guarded else user_texts.unguarded(record if mine else None),
-            stopped=view.stopped,
-            kept_out=view.kept_out,
-            ram_bytes=self._ram_bytes(record) if record and mine else None,
-        )
+        seen = record if mine else None
+        problem, detail = known.problem, view.detail
+        if known.problem not in (Notice.LOST, Notice.STUCK):
+            if known.kept_out:
+                problem, detail = Notice.KEPT_OUT, f"by {known.kept_out}"
+            elif blocked:
+                problem, detail = blocked.blocked, blocked.detail
+        detail = detail if mine else ""
+        told = user_texts.sentence(problem, detail) if problem else ("", "")
 
-    def _ram_bytes(self, record: SessionRecord) -> int | None:
-        """Return the RAM of its process and of others with a gate: paged-out memory is in them."""
-
-        def refs() -> list[ProcessRef]:
+        def refs(record: SessionRecord) -> list[ProcessRef]:
+            """Return its process and others with a gate: paged-out memory is in their RAM."""
             return [record.ref, *(link.ref for link in self._links.of(record.id))]
 
-        return self._ram.of(record.id, refs)
+        pager_text = user_texts.moved_by_driver(
+            self._links.why_driver(view.id), self._self_proof.objection()
+        )
+        connected = self._links.connected(view.id)
+        return filled(
+            m.SessionStatus,
+            view,
+            known,
+            pid=seen.ref.pid if seen else 0,
+            owner=user_name(seen.uid) if seen else ANOTHER_USER,
+            name=names(view.id),
+            kernel_id=seen.kernel_id if seen else "",
+            mine=mine,
+            connected=connected or (record is not None and record.connection is not None),
+            pager=self._pager.moved_by(view.id),
+            pager_text=pager_text if mine else "",
+            unowned=self._links.unowned(view.id) if mine else {},
+            problem=problem.value if problem else "",
+            problem_text=" ".join(told).strip(),
+            unguarded_text="" if known.guarded else user_texts.unguarded(seen),
+            ram_bytes=self._ram.of(seen.id, partial(refs, seen)) if seen else None,
+        )
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -211,31 +192,27 @@ class Reporter:
         naming = self._registry.naming() if queue else None
         for entry in queue:
             record = self._registry.get(entry.session)
-            if record is not None and record.connection is not None:
-                names, keeps = self._names(record.connection.peer, naming), ""
-                if kept is not None and entry.position == 1:
-                    keeps = f"{names(kept[0])} {keeps_text(ns_to_seconds(kept[1]))}"
-                yield record, self._word(record, _listed(map(names, holders)), entry, keeps)
-
-    def _word(self, record: SessionRecord, holder: str, entry: QueueView, keeps: str) -> m.Waiting:
-        """Return the message for one waiter. ``keeps`` says who keeps a place from it; "":
-        nobody."""
-        text, remedy = (
-            user_texts.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
-        )
-        return m.Waiting(
-            burst=record.client_burst,
-            position=entry.position,
-            ahead=entry.position - 1,
-            holder=holder,
-            expected_wait_s=_seconds(entry.expected_wait_ns),
-            expected_low_s=_seconds(entry.expected_low_ns),
-            expected_high_s=_seconds(entry.expected_high_ns),
-            expected_why=entry.expected_why,
-            activity=entry.activity or keeps,
-            blocked=entry.blocked,
-            detail=f"{text} {remedy}".strip(),
-        )
+            if record is None or record.connection is None:
+                continue
+            names = self._names(record.connection.peer, naming)
+            first = [*map(names, holders[:4])]
+            told = user_texts.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
+            activity = entry.activity
+            if kept is not None and entry.position == 1:
+                keeps = f"{names(kept[0])} {keeps_text(ns_to_seconds(kept[1]))}"
+                activity = activity or keeps
+            yield (
+                record,
+                filled(
+                    m.Waiting,
+                    entry,
+                    burst=record.client_burst,
+                    ahead=entry.position - 1,
+                    holder=", ".join(first[:3]) + (" and others" if len(first) > 3 else ""),
+                    activity=activity,
+                    detail=" ".join(told).strip(),
+                ),
+            )
 
     # --- names ----------------------------------------------------------------------------------
 
@@ -276,93 +253,35 @@ class Reporter:
         """Return the encoded history. What one line cannot hold is left for the next request."""
         now_ns = clock.now_ns()
         changed = self._scheduler.history(since, now_ns)
+        names = self._names(reader)
         count = min(len(changed), HISTORY_MAX)
         while True:
             more = count < len(changed)
             last = changed[count - 1].serial if more else self._scheduler.history_serial
+            sessions: dict[str, m.HistorySession] = {}
+            for id_ in {entry.session for entry in changed[:count]}:
+                who = self._registry.known(id_)
+                mine = who is not None and self._rights.may_see(reader, who.identity)
+                kernel_id = who.kernel_id if who is not None and mine else ""
+                sessions[id_] = m.HistorySession(name=names(id_), mine=mine, kernel_id=kernel_id)
+            entries = [
+                filled(
+                    m.HistoryEntry,
+                    view,
+                    began_ago_s=ns_to_seconds(now_ns - view.began_ns),
+                    ended_ago_s=_seconds_since(view.ended_ns, now_ns),
+                )
+                for view in changed[:count]
+            ]
             try:
                 return encode(
-                    m.HistoryReport(
-                        last=last,
-                        entries=[_entry(view, now_ns) for view in changed[:count]],
-                        sessions=self._named(changed[:count], reader),
-                        more=more,
-                    )
+                    m.HistoryReport(last=last, entries=entries, sessions=sessions, more=more)
                 )
             except CallerError as error:  # very long names of very many sessions
                 if error.code != "too-large" or count < 2:
                     raise
             count //= 2
 
-    def _named(self, entries: tuple[HistoryView, ...], reader: Peer) -> dict[str, m.HistorySession]:
-        names = self._names(reader)
-        found: dict[str, m.HistorySession] = {}
-        for id_ in {entry.session for entry in entries}:
-            who = self._registry.known(id_)
-            mine = who is not None and self._rights.may_see(reader, who.identity)
-            kernel_id = who.kernel_id if who is not None and mine else ""
-            found[id_] = m.HistorySession(name=names(id_), mine=mine, kernel_id=kernel_id)
-        return found
 
-
-def _listed(names: Iterator[str]) -> str:
-    first = [*islice(names, 4)]
-    return ", ".join(first[:3]) + (" and others" if len(first) > 3 else "")
-
-
-def _entry(view: HistoryView, now_ns: int) -> m.HistoryEntry:
-    ended_ns = view.ended_ns
-    return m.HistoryEntry(
-        id=view.id,
-        serial=view.serial,
-        session=view.session,
-        kind=view.kind,
-        began_ago_s=ns_to_seconds(now_ns - view.began_ns),
-        ended_ago_s=None if ended_ns is None else ns_to_seconds(now_ns - ended_ns),
-        bytes_moved=view.bytes_moved,
-        ok=view.ok,
-        hinted=view.hinted,
-    )
-
-
-def _memory(view: GpuView, arena_bytes: int) -> m.MemoryStatus:
-    return m.MemoryStatus(
-        total_bytes=view.total_bytes,
-        free_bytes=view.free_bytes,
-        paged_out_bytes=view.paged_out_bytes,
-        host_budget_bytes=view.host_budget_bytes,
-        outside_bytes=view.outside_bytes,
-        arena_bytes=arena_bytes,
-    )
-
-
-def _scheduler(view: GpuView) -> m.SchedulerStatus:
-    return m.SchedulerStatus(
-        tq_s=ns_to_seconds(view.tq_ns),
-        anti_thrash=view.anti_thrash,
-        serialised=view.serialised,
-        why=view.why,
-        swap_round_trip_s=_seconds(view.swap_round_trip_ns),
-        policy=view.policy,
-        floor_s=ns_to_seconds(view.floor_ns),
-        foretold=view.foretold,
-        foretold_well=view.foretold_well,
-    )
-
-
-def _queue_entry(entry: QueueView) -> m.QueueEntry:
-    return m.QueueEntry(
-        session=entry.session,
-        position=entry.position,
-        expected_wait_s=_seconds(entry.expected_wait_ns),
-        waited_s=ns_to_seconds(entry.waited_ns),
-        expected_low_s=_seconds(entry.expected_low_ns),
-        expected_high_s=_seconds(entry.expected_high_ns),
-        expected_why=entry.expected_why,
-        blocked=entry.blocked is not None,
-        kept_out=entry.kept_out,
-    )
-
-
-def _seconds(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else ns_to_seconds(duration_ns)
+def _seconds_since(at_ns: int | None, now_ns: int) -> float | None:
+    return None if at_ns is None else ns_to_seconds(now_ns - at_ns)

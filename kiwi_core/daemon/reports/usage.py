@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import structlog
 
 from kiwi_core.daemon.base.peers import user_name
+from kiwi_core.daemon.reports.filled import filled
 from kiwi_core.daemon.reports.ledger import since_s
 from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import CallerError
@@ -70,19 +71,21 @@ class UsageReporter:
             connection.send(m.Error.of(busy, about="get-usage"))
             return
         self._share.take(uid)
-        task = asyncio.ensure_future(self._answer(connection, message))
+
+        async def read() -> None:
+            try:
+                async with self._reading:
+                    connection.send(await self.report(connection.peer, message))
+            except CallerError as error:
+                connection.send(m.Error.of(error, about="get-usage"))
+
+        def answered(task: asyncio.Task[None]) -> None:
+            del self._asking[task]
+            self._share.give_back(uid)
+
+        task = asyncio.ensure_future(read())
         self._asking[task] = connection
-        task.add_done_callback(self._answered)
-
-    def _answered(self, task: asyncio.Task[None]) -> None:
-        self._share.give_back(self._asking.pop(task).peer.uid)
-
-    async def _answer(self, connection: Connection, message: m.GetUsage) -> None:
-        try:
-            async with self._reading:
-                connection.send(await self.report(connection.peer, message))
-        except CallerError as error:
-            connection.send(m.Error.of(error, about="get-usage"))
+        task.add_done_callback(answered)
 
     async def report(self, reader: Peer, message: m.GetUsage) -> m.UsageReport:
         """Return the report. Raise ``CallerError("no-usage")`` if the file cannot be read."""
@@ -125,16 +128,11 @@ def _sum(totals: Iterable[Total]) -> Account:
 
 
 def _row(account: Account, owner: str, name: str = "", *, mine: bool = False) -> m.UsageRow:
-    return m.UsageRow(
+    return filled(
+        m.UsageRow,
+        account,
         owner=owner,
         name=name,
         mine=mine,
-        held_s=ns_to_seconds(account.held_ns),
         waited_s=ns_to_seconds(account.waited_ns - account.suspended_ns),
-        suspended_s=ns_to_seconds(account.suspended_ns),
-        moving_s=ns_to_seconds(account.moving_ns),
-        moved_out_bytes=account.moved_out_bytes,
-        moved_in_bytes=account.moved_in_bytes,
-        bursts=account.bursts,
-        suspensions=account.suspensions,
     )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.daemon.base.peers import Owner
 from kiwi_core.daemon.base.shares import Share, Shares
-from kiwi_core.daemon.roster.roster import RosterEntry
 from kiwi_core.errors import PeerError
 from kiwi_core.gpu import containers, processes
 from kiwi_core.pager.api import ProcessRef, Target
@@ -43,11 +42,12 @@ def session_id(ref: ProcessRef) -> SessionId:
 
 @dataclass(eq=False)
 class SessionRecord:
-    """``burst`` is the daemon's number of the last burst that was requested, ``client_burst`` the
-    client's; 0: the daemon made the burst, for a call at a gate. ``waiting`` is true until its
-    grant, ``in_burst`` from then to its end. ``priority`` is the class that was set live; ``None``:
-    its user's. ``by_link``: only its preloaded library has connected. ``forget`` is the timer that
-    runs while it has no connection."""
+    """Who a session is, and how it is connected. What it does with the GPU is in the scheduler's
+    record of it (``Scheduler.session``).
+
+    ``priority`` is the class that was set live; ``None``: its user's. ``by_link``: only its
+    preloaded library has connected. ``forget`` is the timer that runs while it has no connection.
+    """
 
     id: SessionId
     ref: ProcessRef
@@ -57,10 +57,12 @@ class SessionRecord:
     """Where its notebook is; "": not known."""
     kernel_id: str = ""
     connection: Connection | None = None
-    burst: int = 0
     client_burst: int = 0
-    in_burst: bool = False
-    waiting: bool = False
+    """The client's number of the last burst that was requested; 0: the daemon made the burst, for a
+    call at a gate. The daemon's own number is the scheduler's."""
+    over_burst: int = 0
+    """The daemon's number of the last burst that was reported as over. The scheduler gets its end
+    after a look."""
     priority: Priority | None = None
     by_link: bool = False
     container: str = ""
@@ -73,12 +75,6 @@ class SessionRecord:
     """Processes of the session that were seen to use the GPU without a gate."""
     in_driver: bool = False
     """True if the driver knew a process of the session at the last look."""
-    guarded: bool = True
-    """The value that the scheduler got last, derived from the three fields above."""
-    stopped: str = ""
-    """Why a process of it does not run, as the scheduler got it last; "": all run."""
-    kept_out: str = ""
-    """The user who keeps it out of the GPU, or "", as the scheduler got it last."""
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -99,33 +95,6 @@ class SessionRecord:
     def own_burst(self) -> bool:
         """True if the daemon made the last burst: no client has a number for it."""
         return self.client_burst == 0
-
-    def number(self, client_burst: int) -> int:
-        """Return the daemon's number for a requested burst: a new one, unless the client repeats
-        its request for the burst that waits or runs."""
-        again = client_burst == self.client_burst and (self.waiting or self.in_burst)
-        if not again:
-            self.burst += 1
-            self.client_burst = client_burst
-        return self.burst
-
-    def roster_entry(self) -> RosterEntry:
-        return RosterEntry(
-            session=self.id,
-            pid=self.ref.pid,
-            start_ticks=self.ref.start_ticks,
-            uid=self.uid,
-            name=self.name,
-            folder=self.folder,
-            kernel_id=self.kernel_id,
-            burst=self.burst,
-            client_burst=self.client_burst,
-            by_link=self.by_link,
-            in_burst=self.in_burst,
-            priority=self.priority,
-            guarded=self.guarded,
-            kept_out=self.kept_out,
-        )
 
 
 @dataclass(frozen=True)
@@ -224,7 +193,12 @@ class SessionRegistry:
         self._by_ref[record.ref] = record
         self._refs = None
         self.share.take(record.uid)
-        asyncio.get_running_loop().add_reader(pidfd, self._died, record)
+
+        def died() -> None:
+            self._unwatch(record)
+            self._on_death(record)
+
+        asyncio.get_running_loop().add_reader(pidfd, died)
 
     def remove(self, record: SessionRecord) -> None:
         if self._by_id.pop(record.id, None) is None:
@@ -240,10 +214,6 @@ class SessionRegistry:
             spoken_of = self.remembered()
             self._departed = {id_: k for id_, k in self._departed.items() if id_ in spoken_of}
             self._look_through_at = 2 * len(self._departed) + DEPARTED_MIN
-
-    def _died(self, record: SessionRecord) -> None:
-        self._unwatch(record)
-        self._on_death(record)
 
     def _unwatch(self, record: SessionRecord) -> None:
         if record.pidfd >= 0:

@@ -149,9 +149,14 @@ class RosterFile:
         data = msgspec.json.encode(roster)
         if data == self._last:
             return
+        temporary = self._path.with_suffix(".new")
         try:
-            self._replace(data)
+            # No fsync: a power cut ends the processes in it, too.
+            temporary.write_bytes(data)
+            os.replace(temporary, self._path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             if not self._failing:
                 log.error("roster not written; a crash now could not be recovered", why=str(error))
             self._failing = True
@@ -166,17 +171,6 @@ class RosterFile:
     @property
     def failing(self) -> bool:
         return self._failing
-
-    def _replace(self, data: bytes) -> None:
-        # No fsync: a power cut ends the processes in it, too.
-        temporary = self._path.with_suffix(".new")
-        try:
-            temporary.write_bytes(data)
-            os.replace(temporary, self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
 
 
 class RosterSaver:

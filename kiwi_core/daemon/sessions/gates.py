@@ -1,38 +1,40 @@
-"""Gate orders, and the requests of calls at a gate: for the lease, or for room.
+"""Gate orders, and calls at a gate that ask for the lease.
 
 The gate of a linked process is open while its session holds the lease. Otherwise it is *armed*
 (``Gate(open=False)``): a call at an armed gate requests the lease. (The library *closes* its gate
 only for a move.) The burst of such a call belongs to the daemon, not to the client, and ends when
-the GPU has been idle for it long enough (it *lingers* from its grant on). A program that has not
-started the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
+the GPU has been idle for it long enough (it *lingers* from its grant on).
+
+A program that has not started the driver gets a turn for a call at its gate, too. No call of such a
+program can be inside the driver: the gate holds calls that come after ``cuInit``. Its turn is
+*empty*, and would still last until the GPU has been idle for it for seconds. So it ends as soon as
+somebody waits, and the program's next request is delayed. A program that has started the driver is
+never delayed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from kiwi_core.daemon import user_texts
-from kiwi_core.daemon.sessions.empty_turns import EmptyTurns
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, RoomDenied, RoomMade
-from kiwi_core.wire.pager import Gate, Room
+from kiwi_core.sched.actions import Grant
+from kiwi_core.wire.pager import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
-    from kiwi_core.daemon.base.shares import Share
     from kiwi_core.daemon.base.steps import Step
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
-    from kiwi_core.sched.actions import Action, RoomAnswer
+    from kiwi_core.daemon.sessions.bursts import Bursts
+    from kiwi_core.daemon.sessions.rooms import RoomRequests
     from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
@@ -40,9 +42,6 @@ log = structlog.get_logger(__name__)
 SWEEP_DELAY_S = 0.005
 """Delay of a look at the gates of sessions that an event does not name: a burst of theirs may have
 ended with it, and nobody waits for that."""
-
-ROOM_REQUESTS_MAX: Final = 256
-"""Most threads of one process that may wait for room at the same time."""
 
 CONTEXT_PATIENCE_S: Final = 5.0
 """How long a call of NVML waits for its context alone. Then there is no room for that: only a turn
@@ -54,32 +53,50 @@ CONTEXT_BACKOFF_MAX_S: Final = 600.0
 the first to the longest one, until the session asks for the GPU: a monitor that reads NVML each
 second must not take turns with others for ever."""
 
-NO_SESSION: Final = "This program has left Kiwi, which makes no room for it any more."
+BACKOFF_S: Final = 0.25
+"""Delay of the request after the first empty turn; doubles with each one. An honest program that is
+taken for an idle one loses no more than people notice."""
+
+BACKOFF_MAX_S: Final = 16.0
+"""Longest delay: even a hundred such programs together cost others only a look each, six times a
+second, and none waits for ever."""
 
 
-@dataclass(slots=True)
-class Asked:
-    """A request for room; ``request`` is the library's number. ``looked``: it was denied once, and
-    is requested again after a look."""
+class EmptyTurns:
+    """The delay that each session owes for its empty turns. ``now_s`` is any steady clock in
+    seconds; ``first_s`` and ``most_s`` are the first delay and the longest one."""
 
-    link: Link
-    request: int
-    bytes: int
-    looked: bool = False
+    def __init__(self, first_s: float = BACKOFF_S, most_s: float = BACKOFF_MAX_S) -> None:
+        self._first_s, self._most_s = first_s, most_s
+        self._owed: dict[SessionId, tuple[float, float]] = {}
+        """For each session, the delay after its next empty turn, and the time until which it waits
+        now."""
+
+    def was_empty(self, session: SessionId, now_s: float) -> None:
+        """Record an empty turn that has just ended."""
+        backoff_s, _ = self._owed.get(session, (self._first_s, now_s))
+        self._owed[session] = (min(self._most_s, 2 * backoff_s), now_s + backoff_s)
+
+    def forget(self, session: SessionId) -> None:
+        """Forget the empty turns of a session that has used the GPU, or has left."""
+        self._owed.pop(session, None)
+
+    def left_s(self, session: SessionId, now_s: float) -> float:
+        """Return how long the session's next request still has to wait; 0: not at all."""
+        _, until_s = self._owed.get(session, (self._first_s, now_s))
+        return max(0.0, until_s - now_s)
 
 
 @dataclass(eq=False, repr=False)
 class Gates:
-    """``request_own`` requests the lease for a burst of the daemon's own; ``withdraw_own`` takes
-    the request back, or ends that burst. ``share`` counts the requests for room of each user.
-    ``uses_driver`` returns whether the driver knew a process of a session at its last look."""
+    """A subscriber (``steps``). ``uses_driver`` returns whether the driver knew a process of a
+    session at its last look."""
 
     _core: Core
     _links: Links
     _registry: SessionRegistry
-    _request_own: Callable[[SessionRecord], None]
-    _withdraw_own: Callable[[SessionRecord], None]
-    _share: Share
+    _bursts: Bursts
+    _rooms: RoomRequests
     _uses_driver: Callable[[SessionId], bool]
     _empty_turns: EmptyTurns = field(default_factory=EmptyTurns)
     _on_trial: dict[SessionId, int] = field(default_factory=dict)
@@ -95,55 +112,64 @@ class Gates:
     _contexts_due: set[SessionId] = field(default_factory=set)
     """Sessions with a timer after which the lease is requested for their contexts."""
     _sweep_due: bool = False
-    _rooms: dict[int, Asked] = field(default_factory=dict)
-    """The requests for room, by the number that the scheduler has for each."""
-    _numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     # --- after each event -----------------------------------------------------------------------
 
     def after(self, step: Step) -> None:
         """Answer, and give orders to gates. Costs nothing while no library is linked."""
         event, actions = step.event, step.actions
-        for action in actions:
-            if isinstance(action, (RoomMade, RoomDenied)):
-                self._answer_room(action)
+        self._rooms.answer(actions)
         if not self._links and not self._on_trial:
             return
         named = {action.session for action in actions}
-        session: SessionId | None = getattr(event, "session", None)
-        if session is not None:
-            named.add(session)
+        if (its := getattr(event, "session", None)) is not None:
+            named.add(its)
         self._order(named)
         if not self._sweep_due:
+
+            def sweep() -> None:
+                self._sweep_due = False
+                self._order(tuple(self._links.sessions))
+
             self._sweep_due = True
-            asyncio.get_running_loop().call_later(SWEEP_DELAY_S, self._sweep)
+            self._loop.call_later(SWEEP_DELAY_S, sweep)
         if isinstance(event, ev.SessionDetached):
-            self._detached(event.session)
+            self._rooms.session_leaves(event.session)
         if isinstance(event, (ev.SessionDetached, ev.SessionLost)):
+            self._on_trial.pop(event.session, None)
             self._empty_turns.forget(event.session)
             self._context_turns.forget(event.session)
-        self._put_on_trial(actions)
-        if self._on_trial and self._core.scheduler.waiting:
-            self._try_all()
-
-    def _sweep(self) -> None:
-        self._sweep_due = False
-        self._order(tuple(self._links.sessions))
+        for action in actions:
+            record = self._registry.get(action.session)
+            if isinstance(action, Grant) and record is not None and record.own_burst:
+                self._on_trial[action.session] = action.burst
+        if not self._core.scheduler.waiting:
+            return
+        # Check whether the sessions on trial can use their turns at all, as somebody waits.
+        for session, burst in tuple(self._on_trial.items()):
+            record, known = self._registry.get(session), self._core.scheduler.session(session)
+            current = known is not None and known.burst == burst
+            if record is None or not current or not self._core.in_burst(record):
+                del self._on_trial[session]
+            elif session not in self._looked_at:
+                self._looked_at.add(session)
+                self._core.after_a_look(record, partial(self._judge, session, burst))
 
     def _order(self, sessions: Iterable[SessionId]) -> None:
+        """Give their orders to the gates of ``sessions``, and judge the turns that have ended. A
+        session may have no gate left: then its last linked process has died, and the burst that its
+        call began is over."""
+        scheduler = self._core.scheduler
         for session in sessions:
-            self._order_one(session, self._links.of(session))
-
-    def _order_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
-        """Give its orders to the gates of ``session``, also if it has none left: then the last
-        linked process has died, and the burst that its call began is over."""
-        opens = self._core.scheduler.may_compute(session)
-        if not opens and self._core.scheduler.at_rest(session):
-            self._own_burst_is_over(session)
-        for link in links:
-            self.tell(link, opens)
-        if any(link.wants_lease for link in links):
-            asyncio.get_running_loop().call_soon(self._ask, session)
+            opens = scheduler.may_compute(session)
+            if not opens and session in self._on_trial and scheduler.at_rest(session):
+                self._judge_ended(session)
+            links = self._links.of(session)
+            for link in links:
+                self.tell(link, opens)
+            if any(link.wants_lease for link in links):
+                self._loop.call_soon(self._ask, session)
 
     def tell(self, link: Link, opens: bool) -> None:
         """Order the gate to be open or armed, unless that is the last order."""
@@ -154,31 +180,7 @@ class Gates:
             link.wants_lease = False
         link.connection.send(Gate(open=opens))
 
-    def _own_burst_is_over(self, session: SessionId) -> None:
-        """End the daemon's own burst when the scheduler ends it: no client reports its end."""
-        record = self._registry.get(session)
-        if record is not None and record.in_burst and record.own_burst:
-            record.in_burst = False
-            if self._on_trial.pop(session, None) is not None:
-                self._judge_after(session)
-
     # --- empty turns ----------------------------------------------------------------------------
-
-    def _put_on_trial(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            record = self._registry.get(action.session)
-            if isinstance(action, Grant) and record is not None and record.own_burst:
-                self._on_trial[action.session] = action.burst
-
-    def _try_all(self) -> None:
-        """Check whether the sessions on trial can use their turns at all, as somebody waits."""
-        for session, burst in tuple(self._on_trial.items()):
-            record = self._registry.get(session)
-            if record is None or not record.in_burst or record.burst != burst:
-                del self._on_trial[session]
-            elif session not in self._looked_at:
-                self._looked_at.add(session)
-                self._core.after_a_look(record, partial(self._judge, session, burst))
 
     def _judge(self, session: SessionId, burst: int) -> None:
         """Decide about ``session``, which has just been observed."""
@@ -192,12 +194,18 @@ class Gates:
             log.info("a turn of a program without the driver ends: others wait", session=session)
             self._core.feed(ev.BurstEnded(session=session, burst=burst))
 
-    def _judge_after(self, session: SessionId) -> None:
-        """Decide after its burst has ended, in whatever way; runners are observed all the time."""
+    def _judge_ended(self, session: SessionId) -> None:
+        """Decide after the turn on trial has ended by itself; runners are observed all the time. A
+        turn that was taken back, or that the client's next burst has ended, says nothing."""
+        record, known = self._registry.get(session), self._core.scheduler.session(session)
+        burst = self._on_trial[session]
+        if record is None or known is None or known.burst != burst or record.over_burst == burst:
+            return
+        del self._on_trial[session]
         if self._uses_driver(session):
             self._empty_turns.forget(session)
         else:
-            self._empty_turns.was_empty(session, _now_s())
+            self._empty_turns.was_empty(session, self._loop.time())
 
     # --- the lease ------------------------------------------------------------------------------
 
@@ -222,7 +230,7 @@ class Gates:
             return
         if not any(one.wants_lease or one.wants_context for one in self._links.of(record.id)):
             log.info("the call at the gate was interrupted", session=record.id)
-            self._withdraw_own(record)
+            self._bursts.withdraw_own(record)
 
     def context_wanted(self, link: Link) -> None:
         """Bring back the context for a call of NVML. Where a library moves the memory, the context
@@ -236,159 +244,51 @@ class Gates:
             self._core.feed(ev.ResidueWanted(session=link.session))
         self._ask_for_context(link.session, CONTEXT_PATIENCE_S if alone else 0.0)
 
-    def _ask_for_context(self, session: SessionId, after_s: float) -> None:
-        after_s = max(after_s, self._context_turns.left_s(session, _now_s()))
+    def _ask_for_context(self, session: SessionId, after_s: float = 0.0) -> None:
+        now_s = self._loop.time()
+        after_s = max(after_s, self._context_turns.left_s(session, now_s))
         if after_s and session not in self._contexts_due:
+
+            def due() -> None:
+                self._contexts_due.discard(session)
+                self._ask_for_context(session)
+
             self._contexts_due.add(session)
-            asyncio.get_running_loop().call_later(after_s, self._context_due, session)
+            self._loop.call_later(after_s, due)
         elif not after_s:
-            self._take_turn_for_context(session)
+            record = self._asking(session, any(x.wants_context for x in self._links.of(session)))
+            if record is not None:
+                self._context_turns.was_empty(session, now_s)
+                log.info("a call of NVML asks for the lease", session=session)
+                self._bursts.request(record, 0)
 
-    def _context_due(self, session: SessionId) -> None:
-        self._contexts_due.discard(session)
-        self._ask_for_context(session, 0.0)
-
-    def _take_turn_for_context(self, session: SessionId) -> None:
-        record = self._registry.get(session)
-        wanted = any(link.wants_context for link in self._links.of(session))
-        if record is None or not wanted or not self._core.scheduler.at_rest(session):
-            return
-        self._context_turns.was_empty(session, _now_s())
-        log.info("a call of NVML asks for the lease", session=session)
-        self._request_own(record)
+    def _asking(self, session: SessionId, wanted: bool) -> SessionRecord | None:
+        """Return the session if its lease is ``wanted`` and must be requested for that. If it waits
+        or is in a burst already, the gate opens with the grant of that burst."""
+        wanted = wanted and self._core.scheduler.at_rest(session)
+        return self._registry.get(session) if wanted else None
 
     def _ask(self, session: SessionId) -> None:
-        """Request the lease for ``session``. Do nothing if it already waits or is in a burst: the
-        gate opens with the grant of that burst."""
-        record = self._registry.get(session)
-        wanted = any(link.wants_lease for link in self._links.of(session))
-        if record is None or not wanted or not self._core.scheduler.at_rest(session):
+        """Request the lease for ``session``, after its back-off, or after a look that shows that it
+        has started the driver."""
+        record = self._asking(session, any(link.wants_lease for link in self._links.of(session)))
+        if record is None:
             return
-        if left_s := self._empty_turns.left_s(session, _now_s()):
-            self._ask_later(record, left_s)
-            return
-        log.info("a call at the gate asks for the lease", session=session)
-        self._request_own(record)
+        left_s = self._empty_turns.left_s(session, self._loop.time())
+        if not left_s:
+            log.info("a call at the gate asks for the lease", session=session)
+            self._bursts.request(record, 0)
+        elif session not in self._put_off:
 
-    def _ask_later(self, record: SessionRecord, left_s: float) -> None:
-        """Ask after ``left_s``, or after a look that shows that it has started the driver."""
-        if record.id not in self._put_off:
-            self._put_off.add(record.id)
-            asyncio.get_running_loop().call_later(left_s, self._ask_again, record.id)
-            self._core.after_a_look(record, partial(self._ask_if_real, record.id))
+            def over() -> None:
+                self._put_off.discard(session)
+                self._ask(session)
 
-    def _ask_if_real(self, session: SessionId) -> None:
-        if self._uses_driver(session):
-            self._empty_turns.forget(session)
-            self._ask(session)
+            def looked() -> None:
+                if self._uses_driver(session):
+                    self._empty_turns.forget(session)
+                    self._ask(session)
 
-    def _ask_again(self, session: SessionId) -> None:
-        self._put_off.discard(session)
-        self._ask(session)
-
-    # --- room -----------------------------------------------------------------------------------
-
-    def room_wanted(self, link: Link, request: int, wanted_bytes: int) -> None:
-        if link.session is None:
-            self._answer(link, request, granted=False, detail=NO_SESSION)
-            return
-        its = self._asked_by(link)
-        same = [number for number, asked in its if asked.request == request]
-        if not same and (len(its) >= ROOM_REQUESTS_MAX or not self._share.may(link.uid)):
-            detail = "Too many threads of this program, or of its user's programs, ask for room."
-            self._answer(link, request, granted=False, detail=detail)
-            return
-        number = same[0] if same else next(self._numbers)
-        if not same:
-            self._share.take(link.uid)
-        self._rooms[number] = Asked(link, request, wanted_bytes)
-        self._core.feed(ev.RoomWanted(session=link.session, request=number, bytes=wanted_bytes))
-
-    def _answer_room(self, action: RoomAnswer) -> None:
-        denied = isinstance(action, RoomDenied)
-        if denied and self._asks_again(action.session, action.request):
-            return
-        asked = self._take_off(action.request)
-        if asked is not None:
-            detail = action.detail if isinstance(action, RoomDenied) else ""
-            remedy = self._remedy(asked.link, action.session) if denied else ""
-            self._answer(
-                asked.link, asked.request, granted=not denied, detail=detail, remedy=remedy
-            )
-
-    def _remedy(self, link: Link, session: SessionId) -> str:
-        """Return what the user of a program can do that a notebook has started, and that found no
-        room beside the notebook's own memory; "": it is no such program."""
-        record = self._registry.get(session)
-        if record is None or not record.kernel_id or record.ref == link.ref:
-            return ""
-        return user_texts.part_of_a_notebook(record.name)
-
-    def _asks_again(self, session: SessionId, number: int) -> bool:
-        """Request denied room once more after a look, and return whether it is to be. The last look
-        may have met the call that failed in its midst, with memory that the driver has given back
-        since."""
-        asked, record = self._rooms.get(number), self._registry.get(session)
-        if asked is None or record is None or asked.looked:
-            return False
-        asked.looked = True
-        self._core.observer.after_a_look(record.target, partial(self._request_room, number))
-        self._core.observer.hurry()
-        return True
-
-    def _request_room(self, number: int) -> None:
-        asked = self._rooms.get(number)
-        if asked is not None and asked.link.session is not None:
-            session = asked.link.session
-            self._core.feed(ev.RoomWanted(session=session, request=number, bytes=asked.bytes))
-
-    def _take_off(self, number: int) -> Asked | None:
-        asked = self._rooms.pop(number, None)
-        if asked is not None:
-            self._share.give_back(asked.link.uid)
-        return asked
-
-    def link_lost(self, link: Link) -> None:
-        """Forget its requests: it asks again when it comes back."""
-        for number, _ in self._asked_by(link):
-            self._take_off(number)
-            if link.session is not None:
-                self._core.feed(ev.RoomNoLongerWanted(session=link.session, request=number))
-
-    def _detached(self, session: SessionId) -> None:
-        """Deny room to a session that leaves Kiwi: the scheduler has dropped its requests. A
-        process that another session takes over still needs the room: see ``moved_over``."""
-        record = self._registry.get(session)
-        for link in self._links.of(session):
-            if self._links.nearest(link, but=record) is None:
-                self.deny(link)
-
-    def deny(self, link: Link) -> None:
-        """Deny all its requests: it has left Kiwi."""
-        for number, asked in self._asked_by(link):
-            self._take_off(number)
-            self._answer(link, asked.request, granted=False, detail=NO_SESSION)
-
-    def moved_over(self, link: Link) -> None:
-        """Request the room again for the session that it belongs to now. Soon, and not at once,
-        since this may be in the middle of an event.
-        """
-        if self._asked_by(link):
-            asyncio.get_running_loop().call_soon(self._ask_anew, link)
-
-    def _ask_anew(self, link: Link) -> None:
-        for _, asked in self._asked_by(link):
-            self.room_wanted(link, asked.request, asked.bytes)
-
-    def _asked_by(self, link: Link) -> list[tuple[int, Asked]]:
-        return [(number, asked) for number, asked in self._rooms.items() if asked.link is link]
-
-    @staticmethod
-    def _answer(link: Link, request: int, *, granted: bool, detail: str, remedy: str = "") -> None:
-        if link.connection is not None:
-            room = Room(request=request, granted=granted, detail=detail, remedy=remedy)
-            link.connection.send(room)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+            self._put_off.add(session)
+            self._loop.call_later(left_s, over)
+            self._core.after_a_look(record, looked)

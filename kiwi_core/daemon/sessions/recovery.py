@@ -14,6 +14,7 @@ import structlog
 
 from kiwi_core.daemon.engine.observer import where_it_is
 from kiwi_core.daemon.roster.registry import SessionRecord, session_id
+from kiwi_core.daemon.roster.roster import RosterEntry
 from kiwi_core.errors import KiwiError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import ProcessRef, Target
@@ -23,8 +24,9 @@ from kiwi_core.units import SessionId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.roster.registry import SessionRegistry
-    from kiwi_core.daemon.roster.roster import Roster, RosterEntry
+    from kiwi_core.daemon.roster.roster import Roster
     from kiwi_core.pager.api import Observation, Pager
     from kiwi_core.sched.events import SessionJoined
 
@@ -41,10 +43,19 @@ async def recover(
     joined: Callable[[SessionRecord, SessionJoined], None],
 ) -> None:
     """Call ``joined`` for each process of ``roster`` that is still alive."""
+
+    async def ask(entry: RosterEntry) -> Observation | None:
+        target = Target(SessionId(entry.session), _ref(entry))
+        try:
+            return await asyncio.wait_for(pager.observe(target), ANSWER_WITHIN_S)
+        except (asyncio.TimeoutError, KiwiError, OSError) as error:
+            log.error("driver says nothing of a session", session=entry.session, why=str(error))
+            return None
+
     # By process, not by the session's id in the roster: the roster may be damaged.
     living = {_ref(e): e for e in roster.sessions if processes.alive(_ref(e))}
     entries = [msgspec.structs.replace(e, session=session_id(ref)) for ref, e in living.items()]
-    seen = await asyncio.gather(*(_ask(pager, entry) for entry in entries))
+    seen = await asyncio.gather(*(ask(entry) for entry in entries))
     found = [(e, o) for e, o in zip(entries, seen, strict=True) if o is not None and o.alive]
     # Those that run now come first: they have the GPU, the others wait for it.
     found.sort(key=lambda pair: pair[1].residency is not Residency.RESIDENT)
@@ -56,19 +67,22 @@ async def recover(
             name=entry.name,
             folder=entry.folder,
             kernel_id=entry.kernel_id,
-            burst=entry.burst,
             client_burst=entry.burst if entry.client_burst is None else entry.client_burst,
             by_link=entry.by_link,
-            in_burst=entry.in_burst,
             priority=entry.priority,
-            guarded=entry.guarded,
-            kept_out=entry.kept_out,
         )
         try:
             registry.add(record)
         except KiwiError:
             continue  # it died just now
-        event = _joined(entry, observation)
+        # In mid-burst and still resident means that it runs now.
+        event = msgspec.structs.replace(
+            where_it_is(record.target, observation),
+            mid_burst=entry.in_burst and observation.residency is not Residency.LOST,
+            burst=entry.burst,
+            guarded=None if entry.guarded else False,
+            kept_out=entry.kept_out,
+        )
         log.info(
             "session found again", session=record.id, pid=entry.pid,
             residency=observation.residency.value, in_burst=entry.in_burst,
@@ -76,25 +90,26 @@ async def recover(
         joined(record, event)
 
 
+def roster_entry(core: Core, record: SessionRecord) -> RosterEntry:
+    """Return what a successor needs to know of ``record`` after a crash."""
+    known = core.scheduler.session(record.id)
+    return RosterEntry(
+        session=record.id,
+        pid=record.ref.pid,
+        start_ticks=record.ref.start_ticks,
+        uid=record.uid,
+        name=record.name,
+        folder=record.folder,
+        kernel_id=record.kernel_id,
+        burst=known.burst if known else 0,
+        client_burst=record.client_burst,
+        by_link=record.by_link,
+        in_burst=core.in_burst(record),
+        priority=record.priority,
+        guarded=known is None or known.guarded,
+        kept_out=known.kept_out if known else "",
+    )
+
+
 def _ref(entry: RosterEntry) -> ProcessRef:
     return ProcessRef(entry.pid, entry.start_ticks)
-
-
-async def _ask(pager: Pager, entry: RosterEntry) -> Observation | None:
-    target = Target(SessionId(entry.session), _ref(entry))
-    try:
-        return await asyncio.wait_for(pager.observe(target), ANSWER_WITHIN_S)
-    except (asyncio.TimeoutError, KiwiError, OSError) as error:
-        log.error("driver says nothing of a session", session=entry.session, why=str(error))
-        return None
-
-
-def _joined(entry: RosterEntry, seen: Observation) -> SessionJoined:
-    """Return the event for a session; ``mid_burst`` and still resident means that it runs now."""
-    return msgspec.structs.replace(
-        where_it_is(Target(SessionId(entry.session), _ref(entry)), seen),
-        mid_burst=entry.in_burst and seen.residency is not Residency.LOST,
-        burst=entry.burst,
-        guarded=None if entry.guarded else False,
-        kept_out=entry.kept_out,
-    )

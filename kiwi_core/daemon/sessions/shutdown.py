@@ -58,7 +58,7 @@ async def everybody_back(
     ends_at_s = clock.now_s() + LEAVE_WITHIN_S + slowly_s
     await _operations_end(core, min(ends_at_s, clock.now_s() + FINISH_WITHIN_S))
     moving = core.operations.sessions
-    in_order = sorted(registry, key=lambda record: not record.in_burst)
+    in_order = sorted(registry, key=lambda record: not core.in_burst(record))
     first = [record.target for record in in_order if record.id not in moving]
     left = await bring_back(pager, first, ends_at_s)
     if moving:
@@ -87,45 +87,43 @@ async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> d
     Return the sessions that had to stay out, with the reason."""
     tasks: dict[SessionId, asyncio.Task[str]] = {}
     places = asyncio.Semaphore(LOOKS_AT_ONCE)
-    looks = [asyncio.ensure_future(_needs_a_page_in(pager, one, places)) for one in targets]
+
+    async def needs_a_page_in(target: Target) -> bool:
+        """Return false if it has ended, or neither the driver nor a library holds anything of
+        it."""
+        async with places:
+            seen = await pager.observe(target)
+        return seen.alive and (bool(seen.processes) or seen.residency is not Residency.RESIDENT)
+
+    async def bring_one_back(target: Target, look: asyncio.Task[bool]) -> str:
+        """Return why it had to stay out; "" if it is back, or there is nothing to page in."""
+        if not await look:
+            return ""
+        outcome = await pager.page_in(target, round(ends_at_s * NS_PER_S))
+        if isinstance(outcome, Moved):
+            return ""
+        if isinstance(outcome, Lost):
+            log.error("contents lost", session=target.session, why=outcome.detail)
+            return ""
+        return reason(outcome.reason, outcome.detail)
+
+    looks = [asyncio.ensure_future(needs_a_page_in(one)) for one in targets]
     for target, look in zip(targets, looks, strict=True):
-        task = asyncio.ensure_future(_bring_one_back(pager, target, look, ends_at_s))
+        task = asyncio.ensure_future(bring_one_back(target, look))
         tasks[target.session] = task
         await asyncio.wait([task], timeout=max(0.0, min(NEXT_AFTER_S, ends_at_s - clock.now_s())))
     if tasks:
         await asyncio.wait(tasks.values(), timeout=max(0.1, ends_at_s - clock.now_s()))
-    outcomes = {session: _why(task) for session, task in tasks.items()}
+
+    def why(task: asyncio.Task[str]) -> str:
+        if not task.done():
+            return NO_ANSWER  # it continues for as long as this process lives
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if not isinstance(error, KiwiError):
+            log.error("bringing a session back raised", exc_info=error)
+        return f"{type(error).__name__}: {error}"
+
+    outcomes = {session: why(task) for session, task in tasks.items()}
     return {session: why for session, why in outcomes.items() if why}
-
-
-def _why(task: asyncio.Task[str]) -> str:
-    if not task.done():
-        return NO_ANSWER  # it continues for as long as this process lives
-    error = task.exception()
-    if error is None:
-        return task.result()
-    if not isinstance(error, KiwiError):
-        log.error("bringing a session back raised", exc_info=error)
-    return f"{type(error).__name__}: {error}"
-
-
-async def _needs_a_page_in(pager: Pager, target: Target, places: asyncio.Semaphore) -> bool:
-    """Return false if it has ended, or neither the driver nor a library holds anything of it."""
-    async with places:
-        seen = await pager.observe(target)
-    return seen.alive and (bool(seen.processes) or seen.residency is not Residency.RESIDENT)
-
-
-async def _bring_one_back(
-    pager: Pager, target: Target, look: asyncio.Task[bool], ends_at_s: float
-) -> str:
-    """Return why it had to stay out; "" if it is back, or there is nothing to page in."""
-    if not await look:
-        return ""
-    outcome = await pager.page_in(target, round(ends_at_s * NS_PER_S))
-    if isinstance(outcome, Moved):
-        return ""
-    if isinstance(outcome, Lost):
-        log.error("contents lost", session=target.session, why=outcome.detail)
-        return ""
-    return reason(outcome.reason, outcome.detail)

@@ -15,7 +15,6 @@ from kiwi_core.sched.model.accounts import Account
 from kiwi_core.sched.model.happenings import MoveEnded, StretchEnded
 from kiwi_core.sched.model.operations import Doing, Operations
 from kiwi_core.sched.model.standing import Standing
-from kiwi_core.sched.view import HistoryView
 from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
@@ -29,6 +28,25 @@ MOVES: Final = {Doing.PAGING_OUT: HistoryKind.OUT, Doing.PAGING_IN: HistoryKind.
 
 SWAPS_KEPT: Final = 32
 """Recent moves shown to users: a few minutes of the busiest GPU."""
+
+
+@dataclass(frozen=True)
+class HistoryView:
+    """A stretch of time in which ``session`` did one thing; times on the clock of ``now_ns``."""
+
+    id: int
+    serial: int
+    """Number of the history's change that made the entry; a new one when the entry ends."""
+    session: SessionId
+    kind: HistoryKind
+    began_ns: int
+    ended_ns: int | None
+    """``None`` while the entry is in progress."""
+    bytes_moved: int
+    ok: bool
+    """Neither refused nor failed; this and ``bytes_moved`` are known at the end of a move."""
+    hinted: bool
+    """Whether a hint caused the move."""
 
 
 class History:

@@ -80,6 +80,16 @@ class Session(Memory, Turn, Needs, Tenancy, Program, Failures, Cramped, Record):
         )
 
     @property
+    def waits(self) -> bool:
+        """Return whether it waits for the first turn of a burst."""
+        return self.want is Want.QUEUED and not self.mid_burst and not self.leaving
+
+    @property
+    def in_burst(self) -> bool:
+        """Return whether it is in a burst, suspended or not."""
+        return self.want is Want.RUNNING or self.mid_burst
+
+    @property
     def only_recorded(self) -> bool:
         """Return whether only the scheduler's records have it as suspended or out: it had no GPU
         memory, so the driver could not lock it.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.daemon.links import ownership
-from kiwi_core.daemon.links.link import Link, PagerCall
+from kiwi_core.daemon.links.calls import PagerCall
+from kiwi_core.daemon.links.link import Link
 from kiwi_core.daemon.links.ownership import Ownership
 from kiwi_core.daemon.roster.registry import SessionRecord
 from kiwi_core.gpu import ownable, processes
