@@ -159,9 +159,10 @@ class Reporter:
             """Return its process and others with a gate: paged-out memory is in their RAM."""
             return [record.ref, *(link.ref for link in self._links.of(record.id))]
 
-        pager_text = user_texts.moved_by_driver(
-            self._links.why_driver(view.id), self._self_proof.objection()
-        )
+        pager_text = ""
+        if mine:
+            why_driver = self._links.why_driver(view.id)
+            pager_text = user_texts.moved_by_driver(why_driver, self._self_proof.objection())
         connected = self._links.connected(view.id)
         return filled(
             m.SessionStatus,
@@ -174,7 +175,7 @@ class Reporter:
             mine=mine,
             connected=connected or (record is not None and record.connection is not None),
             pager=self._pager.moved_by(view.id),
-            pager_text=pager_text if mine else "",
+            pager_text=pager_text,
             unowned=self._links.unowned(view.id) if mine else {},
             problem=problem.value if problem else "",
             problem_text=" ".join(told).strip(),
