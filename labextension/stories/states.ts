@@ -212,7 +212,13 @@ function crowd(): IGpu {
       mine,
       state: index === 0 ? 'running' : rests ? (index % 3 ? 'paged-out' : 'idle') : 'waiting',
       resident_bytes: index === 0 ? 40 * GIB : rests && index % 3 === 0 ? 0.9 * GIB : 0,
-      paged_out_bytes: rests ? (index % 3 ? 1.5 * GIB : 0) : index > 0 ? (7 + (index % 4)) * GIB : 0,
+      paged_out_bytes: rests
+        ? index % 3
+          ? 1.5 * GIB
+          : 0
+        : index > 0
+          ? (7 + (index % 4)) * GIB
+          : 0,
       turn_ends_at: index === 0 ? NOW + 8 : null
     });
   });
