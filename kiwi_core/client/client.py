@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.connection import Connection
+from kiwi_core.client.connection import ClientConnection
 from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.client.requests import Lease, LeaseCancelled, Phase, Request
 from kiwi_core.errors import CallerError, PeerError
@@ -28,9 +28,10 @@ _LEFT: Final = LeaseCancelled()
 """Made ahead: where it is needed, a call could be interrupted."""
 
 
-class Client(Connection):
-    """A connection to the daemon that listens at ``socket_path``; the options are those of
-    ``Connection``. ``connect`` opens it, ``close`` or the end of a ``with`` block closes it."""
+class Client(ClientConnection):
+    """A connection to the daemon that listens at ``socket_path``, with the options of
+    ``ClientConnection``. ``connect`` opens it; ``close``, or the end of a ``with`` block, closes
+    it."""
 
     def __enter__(self) -> Client:
         return self

@@ -68,7 +68,7 @@ _LOOK_EVERY_S: Final = 5.0
 _THREAD_S: Final = 1.0
 """Time for the thread to look or to end: it does so at once, unless the daemon hangs."""
 
-_connections: WeakSet[Connection] = WeakSet()
+_connections: WeakSet[ClientConnection] = WeakSet()
 
 
 def loaded_cuda_library() -> str:
@@ -88,7 +88,7 @@ def loaded_cuda_library() -> str:
     return ""
 
 
-class Connection:
+class ClientConnection:
     """A connection to the daemon that listens at ``socket_path``, made again when it breaks.
 
     ``on_notice`` gets notices for the user. ``on_unforeseen`` is called for each message about a
