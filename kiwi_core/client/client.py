@@ -29,8 +29,8 @@ _LEFT: Final = LeaseCancelled()
 
 
 class Client(ClientConnection):
-    """A connection to the daemon that listens at ``socket_path``; the options are those of
-    ``ClientConnection``. ``connect`` opens it; ``close`` or the end of a ``with`` block closes
+    """A connection to the daemon that listens at ``socket_path``, with the options of
+    ``ClientConnection``. ``connect`` opens it; ``close``, or the end of a ``with`` block, closes
     it."""
 
     def __enter__(self) -> Client:
