@@ -1,11 +1,12 @@
-"""Tests of sessions that wait outside the queue, beyond their user's share of places."""
+"""Tests of bursts: their places in the queue, of which each user has a share, and their numbers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from talker import Talker
 
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.steps import Step
@@ -16,6 +17,11 @@ from kiwi_core.peer_limits import QUEUE_PLACES
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.units import GIB, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import Daemon
 
 UID, BURST, OWN = 1000, 7, 0
 
@@ -68,3 +74,19 @@ def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
         assert outside.client_burst == BURST
 
     asyncio.run(run())
+
+
+def test_a_burst_that_was_reported_as_over_is_not_taken_for_the_next_one(
+    start: Callable[..., Daemon],
+) -> None:
+    """The scheduler gets the end after a look. A client that loses its connection before that, and
+    is in its next burst when it is back, has the GPU for that one."""
+    path = start("1x64MiB").sockets()[0]
+    with Talker(path) as first, Talker(path) as second:
+        first.hello(role="session")
+        first.say("acquire", burst=1)
+        first.until("granted")
+        first.say("end-burst", burst=1)
+        assert first.ask("ping") == {"type": "pong"}, "the end was read"
+        second.hello(role="session", burst=2, in_burst=True)
+        assert second.until("granted")["burst"] == 2

@@ -101,28 +101,27 @@ class Address:
             self._look.clear()
             if self._closed:
                 continue
-            if not self._is_there():
-                self._make_again()
-            elif not self.complete():
-                self.restored()
-
-    def _make_again(self) -> None:
-        try:
-            prepare_directory(self._path.parent, sockets_mode())
-            if not self._lock_again():
-                log.warning("another daemon serves the GPU at this address", path=str(self._path))
-                self.taken()
-                return
-            self.open()
-        except CallerError as error:
-            # The runtime directory comes back with its user's next login.
-            if not self._waits:
-                log.warning("the socket is gone and cannot be made again yet", why=str(error))
-            self._waits = True
-            return
-        self._waits = False
-        log.warning("the socket was gone; made again", path=str(self._path))
-        self.restored()
+            if self._is_there():
+                if not self.complete():
+                    self.restored()
+                continue
+            try:
+                prepare_directory(self._path.parent, sockets_mode())
+                if not self._lock_again():
+                    path = str(self._path)
+                    log.warning("another daemon serves the GPU at this address", path=path)
+                    self.taken()
+                    continue
+                self.open()
+            except CallerError as error:
+                # The runtime directory comes back with its user's next login.
+                if not self._waits:
+                    log.warning("the socket is gone and cannot be made again yet", why=str(error))
+                self._waits = True
+                continue
+            self._waits = False
+            log.warning("the socket was gone; made again", path=str(self._path))
+            self.restored()
 
     def _lock_again(self) -> bool:
         if not self._lock.is_in_place():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.registry import SessionRecord, SessionRegistry
+    from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.daemon.sessions.bursts import Bursts
     from kiwi_core.daemon.sessions.rooms import RoomRequests
     from kiwi_core.units import SessionId
@@ -256,23 +256,20 @@ class Gates:
             self._contexts_due.add(session)
             self._loop.call_later(after_s, due)
         elif not after_s:
-            record = self._asking(session, any(x.wants_context for x in self._links.of(session)))
-            if record is not None:
+            record = self._registry.get(session)
+            wanted = any(link.wants_context for link in self._links.of(session))
+            if record is not None and wanted and self._core.scheduler.at_rest(session):
                 self._context_turns.was_empty(session, now_s)
                 log.info("a call of NVML asks for the lease", session=session)
                 self._bursts.request(record, 0)
 
-    def _asking(self, session: SessionId, wanted: bool) -> SessionRecord | None:
-        """Return the session if its lease is ``wanted`` and must be requested for that. If it waits
-        or is in a burst already, the gate opens with the grant of that burst."""
-        wanted = wanted and self._core.scheduler.at_rest(session)
-        return self._registry.get(session) if wanted else None
-
     def _ask(self, session: SessionId) -> None:
         """Request the lease for ``session``, after its back-off, or after a look that shows that it
-        has started the driver."""
-        record = self._asking(session, any(link.wants_lease for link in self._links.of(session)))
-        if record is None:
+        has started the driver. Do nothing if it already waits or is in a burst: the gate opens with
+        the grant of that burst."""
+        record = self._registry.get(session)
+        wanted = any(link.wants_lease for link in self._links.of(session))
+        if record is None or not wanted or not self._core.scheduler.at_rest(session):
             return
         left_s = self._empty_turns.left_s(session, self._loop.time())
         if not left_s:
