@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus
 
 SWAPS_SHOWN = 4
+LEAST_SWAP_S = 0.05
+"""A swap that costs less would be shown as "0.0 s"."""
 
 
 def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list[str]:
@@ -39,7 +41,7 @@ def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list
     lines += _fact("holder", _holders(gpu) or ["nobody"], style)
     lines += _fact("queue", _queue(gpu) or ["nobody waits"], style)
     lines += _fact("needs", _needs(gpu), style)
-    lines += _fact("swaps", [_swap(swap) for swap in gpu.swaps[-SWAPS_SHOWN:]], style)
+    lines += _fact("swaps", [_swap(swap) for swap in reversed(gpu.swaps[-SWAPS_SHOWN:])], style)
     lines += _fact("problems", _problems(gpu), style, style.red)
     if rows := choice.lines(gpu.sessions, style):
         lines += ["", *rows]
@@ -86,8 +88,9 @@ def _sharing(gpu: GpuStatus) -> list[str]:
     settings = printable(settings_text(scheduler))
     if scheduler.floor_s is not None:
         settings += f", a turn lasts at least {format_duration_s(scheduler.floor_s)}"
-    if scheduler.swap_round_trip_s is not None:
-        settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
+    swap_s = scheduler.swap_round_trip_s or 0.0
+    if swap_s >= LEAST_SWAP_S:
+        settings += f", a swap costs about {format_duration_s(swap_s)}"
     lines = [printable(scheduler.sharing), settings]
     if gpu.pager_text:
         lines.append(f"memory moves {printable(gpu.pager_text)}")

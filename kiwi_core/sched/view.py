@@ -198,7 +198,10 @@ def _why(st: State) -> str:
         return "those that ran together have outgrown the GPU"
     if st.serialised:
         need = format_bytes(st.active_need_bytes + st.margin_bytes)
-        return f"together they may need {need} and the GPU has {format_bytes(st.capacity_bytes)}"
+        reserve, has = format_bytes(st.margin_bytes), format_bytes(st.capacity_bytes)
+        return (
+            f"together they may need {need} ({reserve} in reserve), and the GPU has {has} for them"
+        )
     if st.queue:
         return "they fit together; who waits, waits for its memory or for room"
     return "they fit together" if st.active > 1 else "as long as they fit together"

@@ -58,9 +58,8 @@ def suspended_line(waiting: Waiting) -> str:
     expected = expected_text(waiting)
     when = "by itself" if not expected else f"in {expected}"
     goes_on = "goes on " + when.replace("in any moment", "any moment")
-    return "Suspended in mid-cell: " + ", ".join(
-        filter(None, (place, holder, waiting.activity, goes_on))
-    )
+    known = ", ".join(filter(None, (place, holder, waiting.activity)))
+    return f"Suspended in mid-cell: {f'{known}; this cell ' if known else ''}{goes_on}"
 
 
 def share_done(waiting: Waiting | None, waited_s: float) -> float | None:

@@ -18,7 +18,7 @@ const QUIET = { utilisation_percent: 0, temperature_c: 34, power_w: 72, power_li
 
 const TURNS = scheduler({
   serialised: true,
-  why: 'together they may need 118 GiB and the GPU has 80 GiB',
+  why: 'together they may need 118 GiB (2 GiB in reserve), and the GPU has 80 GiB for them',
   swap_round_trip_s: 9.2,
   floor_s: 9.2
 });
@@ -30,7 +30,7 @@ function placeKept(): IGpu {
   return gpu({
     sessions: [explore, train],
     queue: [waits('train', 1, 62)],
-    scheduler: { ...TURNS, why: 'together they may need 86 GiB and the GPU has 80 GiB' },
+    scheduler: { ...TURNS, why: 'together they may need 88 GiB (2 GiB in reserve), and the GPU has 80 GiB for them' },
     gauges: QUIET
   });
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).with_name("soak.py")
+SOAK = Path(__file__).parents[2] / "tools/soak.py"
 SECONDS = 36
 
 

@@ -35,11 +35,17 @@ def test_the_line_of_a_wait_that_no_daemon_knows_yet() -> None:
     [
         (
             waiting(holder="train.ipynb", expected_wait_s=12.0),
-            "Suspended in mid-cell: 2nd in line, train.ipynb has the GPU, goes on in about 12 s",
+            (
+                "Suspended in mid-cell: 2nd in line, train.ipynb has the GPU; this cell goes on "
+                "in about 12 s"
+            ),
         ),
         (
             waiting(position=1, activity="its memory is paging in", expected_wait_s=0.1),
-            "Suspended in mid-cell: 1st in line, its memory is paging in, goes on any moment",
+            (
+                "Suspended in mid-cell: 1st in line, its memory is paging in; this cell goes on any"
+                " moment"
+            ),
         ),
         (waiting(position=0, ahead=0), "Suspended in mid-cell: goes on by itself"),
         (waiting(blocked=Notice.STOPPED, detail="Do this."), "Suspended in mid-cell. Do this."),

@@ -278,7 +278,10 @@ def test_notices_name_no_other_session():
         (
             AntiThrash.ON,
             "a asks 1; b asks 1",
-            "together they may need 20.3 GiB and the GPU has 10 GiB",
+            (
+                "together they may need 20.3 GiB (307.2 MiB in reserve), and the GPU has 10 GiB "
+                "for them"
+            ),
         ),
         (AntiThrash.ALWAYS, "", "anti-thrash is set to always"),
         (

@@ -264,7 +264,7 @@ def test_every_state_on_the_screen_is_explained() -> None:
     assert {"yours", "memory lost"} <= set(status)
     assert len(choices) == 3 + 2, "modes and policies"
     assert {f"GPU: {words}" for words in status} <= said
-    assert {"Yours", "Busy"} <= set(headlines)
+    assert {"Has the GPU", "Busy"} <= set(headlines)
     assert set(headlines) | set(choices) <= said
     for state in (SessionState.PAGED_OUT, SessionState.PAGING_OUT, SessionState.PAGING_IN):
         word = STATES[state]

@@ -245,12 +245,12 @@ class Moment:
             assert place in mine, (mine, place)
         elif session.id in self.status.holders:
             assert status == "Emulated GPU: yours", status
-            assert large.startswith("Yours"), large
+            assert large.startswith("Has the GPU"), large
             told = turn_text(self.status, session)
             assert agree(large, told, self.slack_s), (large, session)
         else:
             assert "in line" not in mine, (mine, session)
-            assert not large.startswith("Yours"), (large, session)
+            assert not large.startswith("Has the GPU"), (large, session)
 
     def _sharing(self) -> None:
         """All say how the GPU is shared in the same words, and why others wait all the same."""

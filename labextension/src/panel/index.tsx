@@ -88,6 +88,8 @@ function problemOf(store: IKiwiStore): IProblem | null {
   return state.server.problem ?? (state.gpus.length === 0 ? noGpu() : null);
 }
 
+const SPOKEN_MS = 10_000;
+
 /** Announces "your turn" to screen readers, but no countdowns. */
 function Announcer(props: { store: IKiwiStore }) {
   const { state } = props.store;
@@ -100,6 +102,11 @@ function Announcer(props: { store: IKiwiStore }) {
       setText(news);
     }
   }, [state]);
+  // It has been spoken by then; who walks through the page later must not take it for news.
+  React.useEffect(() => {
+    const spoken = window.setTimeout(() => setText(''), SPOKEN_MS);
+    return () => window.clearTimeout(spoken);
+  }, [text]);
   return (
     <div className="jp-Kiwi-hidden" role="status" data-kiwi="announcer">
       {text}

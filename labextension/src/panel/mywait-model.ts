@@ -168,7 +168,7 @@ function holding(session: ISession): IMyWait {
   const details = session.lingering
     ? [trans.__('Its cell is over; something it started in the background goes on.')]
     : [];
-  return withProblem({ ...makeWait('yours', session, trans.__('Yours'), details), holds: true });
+  return withProblem({ ...makeWait('yours', session, trans.__('Has the GPU'), details), holds: true });
 }
 
 // --- resting ------------------------------------------------------------------------------------

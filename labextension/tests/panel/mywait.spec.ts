@@ -56,7 +56,7 @@ describe('my wait', () => {
     const session_ = session('k', { kernel_id: 'k' });
     const running = gpu({ sessions: [session_], holders: ['k'] });
     expect(myWait(running, 'k', { takes_part: true, text })).toMatchObject({
-      headline: 'Yours',
+      headline: 'Has the GPU',
       details: [text]
     });
   });
@@ -90,7 +90,7 @@ describe('my wait', () => {
   it('says that the GPU is yours, alone or beside others', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const alone = myWait(gpu({ sessions: [a], holders: ['a'] }), null);
-    expect(alone).toMatchObject({ headline: 'Yours', tone: 'yours', holds: true });
+    expect(alone).toMatchObject({ headline: 'Has the GPU', tone: 'yours', holds: true });
     expect(alone.details).toEqual([]);
     const b = session('b', { state: 'running', mine: false });
     const both = myWait(gpu({ sessions: [a, b], holders: ['a', 'b'] }), null);

@@ -103,7 +103,7 @@ describe('the panel', () => {
       holders: ['b']
     });
     act(() => store.become({ state: state([done]) }));
-    expect(hook('my-wait').textContent).toContain('Yours');
+    expect(hook('my-wait').textContent).toContain('Has the GPU');
     expect(hook('announcer').textContent).toBe('b.ipynb: your turn on GPU 0.');
   });
 
