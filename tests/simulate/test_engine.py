@@ -288,6 +288,29 @@ def test_any_trace_comes_to_its_end(
     assert simulation.free_bytes + held + moving == machine.total_bytes
 
 
+def test_what_was_read_while_a_call_hung_is_read_anew() -> None:
+    """Otherwise memory that a killed program has held counts as held outside Kiwi for ever, and
+    nobody can go on."""
+    idle = Cell(think_ns=0, cpu_ns=0, gpu_ns=0, peak_bytes=0)
+    whole = replace_struct(idle, gpu_ns=19_460_054_745, peak_bytes=79 * GIB)
+    small = replace_struct(idle, gpu_ns=1, peak_bytes=MIB)
+    late = replace_struct(whole, think_ns=17_463_095_706, cpu_ns=NS_PER_S, gpu_ns=994_000_000)
+    last = replace_struct(idle, think_ns=2_919_999, peak_bytes=84_185_972_736)
+    almost = replace_struct(whole, gpu_ns=19_460_054_741)
+    lives = ((idle, idle), (small, late, last), (whole,), (almost,))
+    work = trace(
+        *(
+            SessionTrace(id=f"s{n}", user=f"u{n % 3}", starts_ns=0, cells=cells, leaves_ns=leaves)
+            for n, (cells, leaves) in enumerate(
+                zip(lives, (None, 0, 5 * NS_PER_S, None), strict=True)
+            )
+        )
+    )
+    setup = Setup(policy="round-robin", anti_thrash=AntiThrash.ALWAYS)
+    faults = FaultRates(refuse=0.2, hang=0.1, kill=0.1)
+    Simulation(work, SimulatedMachine(contention=1.0), setup, faults=faults).run()
+
+
 def test_memory_that_does_not_fit_system_ram_is_an_error_with_a_remedy(
     exact: SimulatedMachine,
 ) -> None:
