@@ -30,7 +30,10 @@ function placeKept(): IGpu {
   return gpu({
     sessions: [explore, train],
     queue: [waits('train', 1, 62)],
-    scheduler: { ...TURNS, why: 'together they may need 88 GiB (2 GiB in reserve), and the GPU has 80 GiB for them' },
+    scheduler: {
+      ...TURNS,
+      why: 'together they may need 88 GiB (2 GiB in reserve), and the GPU has 80 GiB for them'
+    },
     gauges: QUIET
   });
 }

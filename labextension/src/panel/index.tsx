@@ -104,6 +104,9 @@ function Announcer(props: { store: IKiwiStore }) {
   }, [state]);
   // It has been spoken by then; who walks through the page later must not take it for news.
   React.useEffect(() => {
+    if (text === '') {
+      return;
+    }
     const spoken = window.setTimeout(() => setText(''), SPOKEN_MS);
     return () => window.clearTimeout(spoken);
   }, [text]);

@@ -75,7 +75,8 @@ function makeWait(
 
 /** Returns the card for an old state: without promises and countdowns. */
 export function noNews(last: IMyWait): IMyWait {
-  const known = trans.__('Last known: %1.', last.headline.toLowerCase());
+  const { headline } = last;
+  const known = trans.__('Last known: %1.', headline.charAt(0).toLowerCase() + headline.slice(1));
   // "A cell starts at once" would be a promise; a place in the queue and a problem are not.
   const keeps = last.counts || last.tone === 'wrong' || last.tone === 'out';
   return makeWait('busy', last.session, trans.__('Not up to date'), [
@@ -168,7 +169,10 @@ function holding(session: ISession): IMyWait {
   const details = session.lingering
     ? [trans.__('Its cell is over; something it started in the background goes on.')]
     : [];
-  return withProblem({ ...makeWait('yours', session, trans.__('Has the GPU'), details), holds: true });
+  return withProblem({
+    ...makeWait('yours', session, trans.__('Has the GPU'), details),
+    holds: true
+  });
 }
 
 // --- resting ------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ describe('my wait', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const wait = noNews(myWait(gpu({ sessions: [a], holders: ['a'] }), null));
     expect(wait).toMatchObject({ headline: 'Not up to date', counts: false, holds: false });
-    expect(wait.details).toEqual(['Last known: yours.']);
+    expect(wait.details).toEqual(['Last known: has the GPU.']);
     expect(noNews(myWait(gpu(), null)).details).toEqual(['Last known: free.']);
     const waiting = gpu({
       sessions: [session('a', { state: 'waiting' })],

@@ -105,6 +105,8 @@ describe('the panel', () => {
     act(() => store.become({ state: state([done]) }));
     expect(hook('my-wait').textContent).toContain('Has the GPU');
     expect(hook('announcer').textContent).toBe('b.ipynb: your turn on GPU 0.');
+    act(() => void vi.advanceTimersByTime(10_000));
+    expect(hook('announcer').textContent).toBe('');
   });
 
   it('does nothing while it is hidden, and is up to date when it is visible again', () => {
