@@ -225,7 +225,7 @@ bench: $(LAB_READY) browser  ## measure what runs on this machine (benchmarks/)
 
 wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pager's library in it
 	@$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
-	@$(STEP) wheel-tests $(PYTEST) -m wheels native/tests
+	@$(STEP) wheel-tests $(PYTEST) -m wheels native/tests emulator/tests
 	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
 	  scripts/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
