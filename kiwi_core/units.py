@@ -74,15 +74,6 @@ def format_duration_s(duration_s: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def format_period_s(period_s: float) -> str:
-    """Return the text of a time that a user has set, without parts that are zero: ``15 min``, ``1
-    h``, ``4 s``.
-    """
-    if period_s < 60:
-        return f"{period_s:g} s"
-    return format_duration_s(period_s).removesuffix(" 0 s").removesuffix(" 0 min")
-
-
 def ordinal(position: int) -> str:
     """Return ``1st``, ``2nd``, ``3rd``, ``4th``, ``11th`` …"""
     if 10 <= position % 100 <= 20:

@@ -283,7 +283,7 @@ class Assembly:
 
     def leave(self) -> None:
         """Prepare for the end of the daemon: observations count no longer, no process becomes a
-        session, no program is ended, and the roster keeps the earlier state."""
+        session, and the roster keeps the earlier state."""
         self._leaving = self.libraries.closed = True
         self.core.subscribers.remove(self.roster)
 
@@ -295,10 +295,14 @@ class Assembly:
         """Correct the scheduler: the driver has a session's memory paged out or locked although the
         scheduler has it as resident. The roster was lost, or another program moved it. A session
         that is only locked and does not want the GPU is left to whoever locked it."""
+        record = self.registry.get(where.session)
         known = self.core.scheduler.session(where.session)
-        if known is None or not self.core.scheduler.believed_in(where.session, began_ns):
+        if record is None or known is None:
             return
-        if where.residency is Residency.SUSPENDED and not (known.waits or known.in_burst):
+        if not self.core.scheduler.believed_in(where.session, began_ns):
+            return
+        wants = known.waits or self.core.in_burst(record)
+        if where.residency is Residency.SUSPENDED and not wants:
             return
         log.warning("found elsewhere", session=known.id, residency=where.residency.value)
         self._feed_observation(msgspec.structs.replace(where, burst=known.burst))

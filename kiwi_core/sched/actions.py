@@ -91,4 +91,4 @@ class BringResidueBack(_Operation, frozen=True, kw_only=True):
 
 Operation = Suspend | Resume | PageOut | PageIn | BringResidueBack
 RoomAnswer = RoomMade | RoomDenied
-Action = Grant | Notify | RoomMade | RoomDenied | Operation
+Action = Grant | Notify | RoomAnswer | Operation

@@ -90,3 +90,45 @@ def test_a_burst_that_was_reported_as_over_is_not_taken_for_the_next_one(
         assert first.ask("ping") == {"type": "pong"}, "the end was read"
         second.hello(role="session", burst=2, in_burst=True)
         assert second.until("granted")["burst"] == 2
+
+
+def test_a_session_that_has_left_keeps_no_place() -> None:
+    """Its process may join again: the new session has the same id, and waits for itself alone."""
+
+    async def run() -> None:
+        core: Any = Core()
+        share = Shares()[QUEUE_PLACES]
+        bursts = Bursts(core, share)
+        first, holder, again = (
+            SessionRecord(SessionId(name), ProcessRef(number, 1), uid)
+            for name, number, uid in (("same", 1, UID), ("holder", 2, UID + 1), ("same", 1, UID))
+        )
+        for record in (holder, first):
+            core.feed(ev.SessionJoined(session=record.id))
+            bursts.request(record, BURST)
+        core.feed(ev.SessionDetached(session=first.id))
+        bursts.left(first)
+        core.feed(ev.SessionJoined(session=again.id))
+        bursts.request(again, BURST)
+        bursts.recount()
+        assert core.scheduler.session(again.id).waits
+        assert share.used == 1
+
+    asyncio.run(run())
+
+
+def test_a_client_that_comes_back_gets_no_turn_for_a_burst_that_is_at_rest(
+    start: Callable[..., Daemon],
+) -> None:
+    """What its cell left behind was idle, so the GPU is free for others; the client cannot know."""
+    daemon = start("1x64MiB", "--idle-after", "0.1")
+    path = daemon.sockets()[0]
+    with Talker(path) as first, Talker(path) as second:
+        first.hello(role="session")
+        first.say("acquire", burst=1)
+        first.until("granted")
+        first.say("end-burst", burst=1, lingering=True)
+        daemon.wait_for(lambda status: not status.holders, "it is idle")
+        second.hello(role="session", burst=1, in_burst=True)
+        assert second.ask("ping") == {"type": "pong"}, "no grant comes first"
+        assert not daemon.status().holders

@@ -35,6 +35,7 @@ class Messenger:
             if isinstance(action, Grant):
                 if record is None:
                     continue
+                record.granted_burst = record.client_burst
                 if record.connection is not None:
                     quantum_s = ns_to_seconds(action.quantum_ns)
                     word = Granted(burst=record.client_burst, quantum_s=quantum_s)

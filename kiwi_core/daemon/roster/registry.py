@@ -60,6 +60,8 @@ class SessionRecord:
     client_burst: int = 0
     """The client's number of the last burst that was requested; 0: the daemon made the burst, for a
     call at a gate. The daemon's own number is the scheduler's."""
+    granted_burst: int = 0
+    """The client's number of the last burst for which this daemon has granted the lease."""
     over_burst: int = 0
     """The daemon's number of the last burst that was reported as over. The scheduler gets its end
     after a look."""

@@ -83,7 +83,10 @@ class Bursts:
         its roster (it stays), or has to line it up again."""
         in_burst = self._core.in_burst(record) and not record.own_burst
         if hello.in_burst and not in_burst:
-            self.request(record, hello.burst, runs=True)
+            # One that was granted here is at rest: what the cell left behind is idle, or its memory
+            # is lost. Whoever is told nothing new asks for nothing.
+            if hello.burst != record.granted_burst:
+                self.request(record, hello.burst, runs=True)
         elif in_burst and not hello.in_burst and record.client_burst <= hello.burst:
             self._core.end_burst(record)  # it ended while there was no connection
 
@@ -129,6 +132,13 @@ class Bursts:
             del outside[record]
             if not outside:
                 del self._outside[record.uid]
+
+    def left(self, record: SessionRecord) -> None:
+        """Forget a session that is gone. Its process may be a session again, with the same id."""
+        self.drop(record)
+        if record in (inside := self._inside.get(record.uid, set())):
+            inside.discard(record)
+            self._places.give_back(record.uid)
 
     def _withdraw(self, record: SessionRecord) -> None:
         if (known := self._core.scheduler.session(record.id)) is not None:

@@ -183,7 +183,7 @@ class Membership:
         log.info("session ended", session=record.id, pid=record.ref.pid)
         was_leaving = record in self._leaving
         self._leaving.pop(record, None)
-        self._bursts.drop(record)
+        self._bursts.left(record)
         self._core.feed(ev.SessionLost(session=record.id))
         self._registry.remove(record)
         if record.connection is not None:
@@ -205,6 +205,7 @@ class Membership:
                 continue
             asked = self._leaving.pop(record)
             self._registry.remove(record)
+            self._bursts.left(record)
             self.libraries.session_left(record)
             log.info("session left", session=record.id, pid=record.ref.pid)
             if (connection := record.connection) is not None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.accounts import Account
     from kiwi_core.sched.model.operations import Doing
 
-# The kinds of a turn's stretches, under own names: Python 3.11 reads a global name faster.
-
 
 class _Entry(Struct, frozen=True, gc=False):
     """A stretch of time in which a session did one thing; it has ended."""
