@@ -104,10 +104,10 @@ class Client(ClientConnection):
         return ticket
 
     def _begin(self, lease: Lease) -> None:
-        self._check_open()
         if self._hello.role is not m.Role.SESSION:
             raise CallerError("observer", "An observer never holds the GPU.")
         with self._lock:
+            self._check_open()  # here: nobody would answer a lease of a closed client
             self._table.begin(lease)
             self._wake()
 
@@ -239,8 +239,9 @@ class Client(ClientConnection):
         table, seen = self._table, None
         with self._lock:
             if not table.watching:
-                table.watching, table.latest = True, None
+                table.latest = None
                 self._request(Request(m.GetStatus(watch=True)))
+                table.watching = True  # last: after an interrupt the next call asks again
         while self._thread is not None:
             if table.latest is not None and table.latest is not seen:
                 yield (seen := table.latest)
@@ -275,8 +276,9 @@ class Ticket:
         Raises ``LeaseCancelled`` after ``cancel``, and ``PeerError`` if the daemon refused, or
         ("no-daemon") has been away for the client's ``daemon_grace_s``.
         """
-        if self._lease.error is not None:
-            raise self._lease.error
+        error = self._lease.error
+        if error is not None:
+            raise LeaseCancelled if error is _LEFT else error
         return self._lease.granted
 
     def wait(self, timeout_s: float | None) -> m.Granted | None:
@@ -290,9 +292,9 @@ class Ticket:
         """Give up the wait (or the burst, if it was granted meanwhile), and wait shortly for the
         daemon to confirm. Does nothing when the wait is over."""
         client, lease = self._client, self._lease
+        if lease.ended is None and lease.error is None:
+            lease.error = _LEFT  # before any call, as in ``acquire``
         with client._lock:
-            if lease.phase in (Phase.WAITING, Phase.HELD):
-                lease.error = LeaseCancelled()
             client._changes.tell()
             client._wake()
         patience = Patience(_WITHDRAWN_S)

@@ -12,7 +12,7 @@ wants another one: without ``reconnect``, after a goodbye, or when another clien
 took over.
 
 **One lock**, ``_lock``, guards the state: the table and the fields below it. Nobody holds it during
-input, output, a callback or a sleep.
+input, output, a callback or a sleep (but ``connect`` starts the thread with it).
 
 **Interrupts.** Python raises ``KeyboardInterrupt`` in the main thread, between any two steps. That
 thread does no input or output, so no message is lost, cut in two, or sent twice. Each change of the
@@ -200,17 +200,19 @@ class ClientConnection:
 
     def close(self) -> None:
         """End the connection and the thread. Waits end with ``PeerError`` "disconnected"."""
-        thread = self._thread
-        other = thread is not None and thread is not threading.current_thread()
-        if other and self.connected:
-            self._last_look(lambda: False)  # so that the end of a burst is sent
-        why = disconnected("it was closed here")
-        with self._lock:
-            self._drop(why)
-            self._table.forget(why)
-            self._wake()
-            self._thread = None
-            self._changes.tell()
+        thread, other = self._thread, False
+        try:
+            other = thread is not None and thread is not threading.current_thread()
+            if other and self.connected:
+                self._last_look(lambda: False)  # so that the end of a burst is sent
+        finally:
+            self._thread = None  # before any call: from now on the thread ends, whatever comes
+            why = disconnected("it was closed here")
+            with self._lock:
+                self._drop(why)
+                self._table.forget(why)
+                self._wake()
+                self._changes.tell()
         if thread is not None and other and thread.is_alive():
             thread.join(_THREAD_S)
 
@@ -267,7 +269,7 @@ class ClientConnection:
 
     def _wake(self) -> None:
         """Let the thread look at the state."""
-        if self._thread is not None:
+        if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
     def _request(self, request: Request) -> None:
@@ -297,7 +299,7 @@ class ClientConnection:
         poll.register(wake_fd, select.POLLIN)
         try:
             while True:
-                pause, dialling = Patience(pause_s), Patience(self._connect_timeout_s)
+                pause = Patience(pause_s)
                 while pause.tick() and self._thread is me:
                     if poll.poll(pause.slice_s() * 1000):
                         os.eventfd_read(wake_fd)
@@ -308,6 +310,7 @@ class ClientConnection:
                     lease, burst = self._table.lease, self._table.burst
                     in_burst = self._table.phase in (Phase.HELD, Phase.LINGERING)
                 hello = replace(self._hello, burst=burst, in_burst=in_burst, **about)
+                dialling = Patience(self._connect_timeout_s)
                 try:
                     link, welcome = dial(self.socket_path, hello, dialling)
                 except KiwiError as error:
@@ -323,12 +326,14 @@ class ClientConnection:
                 pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
         finally:
             with self._lock:
-                if self._thread is me:
+                if self._thread in (me, None):
                     why = self._refusal or disconnected("it ended")
                     self._drop(why)
                     self._table.forget(why)
                     self._thread = None
                     self._changes.tell()
+                if self._wake_fd == wake_fd:
+                    self._wake_fd = -1
                 os.close(wake_fd)
 
     def _count_failure(self, error: KiwiError, lease: Lease | None, spent_s: float) -> None:
@@ -336,6 +341,8 @@ class ClientConnection:
         it. It fails if the daemon has been away for too long; a full daemon is not away."""
         full = is_full(error)
         with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # closed meanwhile: another thread may have begun
             self._attempts += 1
             self._refusal = error
             self._away_s = 0.0 if full else self._away_s + spent_s
@@ -351,9 +358,9 @@ class ClientConnection:
     ) -> None:
         """Send what is due and take what comes, until the link breaks or is given up. ``lease`` is
         the one that the hello named."""
-        table = self._table
+        table, me = self._table, threading.current_thread()
         with self._lock:
-            if self._thread is not threading.current_thread():
+            if self._thread is not me:
                 link.close()
                 return
             self._link, self.welcome, table.told = link, welcome, lease
@@ -369,7 +376,7 @@ class ClientConnection:
         try:
             for message in link.unread:
                 self._take(link, message)
-            while self._link is link:
+            while self._link is link and self._thread is me:
                 with self._lock:
                     looks, self._looks = self._looks, []
                 self._send_due(link)
@@ -449,8 +456,9 @@ def _close_in_child() -> None:
     """See "Forks" above. ``daemon_socket`` closes the copies of the sockets."""
     why = disconnected("this process was forked")
     for connection in tuple(_connections):
-        if connection._thread is not None:
+        if connection._wake_fd >= 0:
             os.close(connection._wake_fd)
+            connection._wake_fd = -1
         connection._lock = threading.Lock()  # a thread that this process lacks may hold the old one
         connection._changes = Changes()
         connection._thread = connection.welcome = None

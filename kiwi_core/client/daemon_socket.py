@@ -112,7 +112,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 def dial(path: Path, hello: Hello, patience: Patience) -> tuple[DaemonSocket, Welcome]:
     """Connect and wait for the welcome. Raises ``PeerError`` (``SilentDaemonError`` at the end of
     ``patience``) or ``CallerError`` with a remedy."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    except OSError as error:  # this process has too many files open
+        raise no_daemon(path, error.strerror or str(error)) from error
     try:
         link = DaemonSocket(sock)
         while True:

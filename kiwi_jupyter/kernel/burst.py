@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.grace import Grace
 from kiwi_jupyter.kernel.leftovers import Leftovers
@@ -83,11 +84,15 @@ class Burst:
                 # Without a daemon the next request raises. A burst that was suspended in its grace
                 # has lost its turn, and this cell waits for a new one.
                 self._end()
+            self._members.add(member)  # first: whoever is interrupted below leaves again
             if self._ticket is None:
-                self._ticket = client.begin()
+                try:
+                    self._ticket = client.begin()
+                except KiwiError:
+                    self._members.discard(member)
+                    raise
                 self._client = client
                 self._number = self._ticket.burst
-            self._members.add(member)
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether this process has the GPU, after at most ``timeout_s``. Raise ``KiwiError``
@@ -125,15 +130,14 @@ class Burst:
         with self._lock:
             if member not in self._members:
                 return
-            self._members.discard(member)
             if leftovers is not None:
                 self._leftovers = self._leftovers.and_also(leftovers)
-            if self._members:
-                return
-            if self._held:
-                self._grace.start()
-            else:
-                self._end()
+            if self._members == {member}:
+                if self._held:
+                    self._grace.start()
+                else:
+                    self._end()
+            self._members.discard(member)  # last: after an interrupt it can leave again
 
     def end_now(self) -> None:
         """End the grace of a burst without members."""
@@ -153,16 +157,16 @@ class Burst:
         return said if said is not self._before else None
 
     def _end(self) -> None:
-        ticket, client, held = self._ticket, self._client, self._held
-        self._ticket, self._held = None, False
+        ticket, client = self._ticket, self._client
         if ticket is None or client is None:
             return
-        if not held:
+        lingering = self._held and self._leftovers.alive
+        if self._held:
+            self._guard.burst_ended()
+            client.end_burst(lingering=lingering)
+        else:
             ticket.cancel()
-            return
-        self._guard.burst_ended()
-        lingering = self._leftovers.alive
-        client.end_burst(lingering=lingering)
+        self._ticket, self._held = None, False  # last: after an interrupt all of this is done again
         if lingering and (self._watcher is None or not self._watcher.is_alive()):
             self._watcher = threading.Thread(target=self._watch, name="kiwi-leftovers", daemon=True)
             self._watcher.start()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.decision import Decider, Decision
     from kiwi_jupyter.kernel.display import Screen
     from kiwi_jupyter.kernel.foresight import Foreseen
+    from kiwi_jupyter.kernel.leftovers import Leftovers
     from kiwi_jupyter.kernel.session import KernelSession
 
 FAST_S: Final = 0.005
@@ -177,10 +178,10 @@ class CellHook:
                                 line.show(self._burst.waiting)
                     self._granted()
         except KeyboardInterrupt:
-            self._give_up(run)
+            self._leave(run.member)
             raise Interrupted from None
         except GpuMemoryLostError:
-            self._give_up(run)
+            self._leave(run.member)
             raise
         except Exception as error:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
             self._failed(run, error)
@@ -210,10 +211,10 @@ class CellHook:
                         granted = self._burst.wait(0)
                 self._granted()
         except (KeyboardInterrupt, asyncio.CancelledError):
-            self._give_up(run)
+            self._leave(run.member)
             raise Interrupted from None
         except GpuMemoryLostError:
-            self._give_up(run)
+            self._leave(run.member)
             raise
         except Exception as error:  # noqa: BLE001
             self._failed(run, error)
@@ -224,7 +225,7 @@ class CellHook:
             return False
         self.last_forecast = run.if_untouched
         self.lines.bystander_begins()
-        self._give_up(run)
+        self._leave(run.member)
         return True
 
     def _client_for(self, run: CellRun) -> Client | None:
@@ -300,10 +301,13 @@ class CellHook:
         """Let the callback of a widget show the wait of its calls."""
         return self.lines.callback(a_cell_has_the_gpu=bool(self._running))
 
-    def _give_up(self, run: CellRun) -> None:
+    def _leave(self, member: int, left: Leftovers | None = None) -> None:
+        """Take a cell out of the burst. It counts as running until then: where an interrupt comes
+        before that, the next cell does the rest."""
+        self._burst.leave(member, left)
         with self._lock:
-            self._running.pop(run.member, None)
-        self._burst.leave(run.member)
+            self._running.pop(member, None)
+        self._burst.leave(member)  # ``joined`` may have added it once more
 
     def _failed(self, run: CellRun, error: Exception) -> None:
         stays = False
@@ -313,7 +317,7 @@ class CellHook:
                 self._burst.go_on_without()
                 stays = True
         if not stays:
-            self._give_up(run)
+            self._leave(run.member)
         self._session.notices.show()  # the cell may never end without the text of these notices
         if isinstance(error, KiwiError):
             self._session.failed(error)
@@ -349,11 +353,14 @@ class CellHook:
             self._end(member)
 
     def _end(self, member: int) -> None:
-        with self._lock:
-            run = self._running.pop(member, None)
+        run = self._running.get(member)
         if run is None or os.getpid() != self._pid:
             return
+        left = None
+        try:
+            left = run.before.left()
+        finally:
+            self._leave(member, left)
         if run.below is not None:
             run.below.close()
-        self._burst.leave(member, run.before.left())
         self._session.notices.show()

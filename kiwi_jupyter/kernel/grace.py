@@ -35,8 +35,9 @@ class Grace:
             return
         self._due_s = time.monotonic() + self._after_s
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="kiwi-grace", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._serve, name="kiwi-grace", daemon=True)
+            thread.start()
+            self._thread = thread  # last: after an interrupt the next start tries again
         elif self._asleep:
             self._changed.notify()
 

@@ -1,80 +1,22 @@
-"""Tests of an interrupt at each single place of the client's code.
-
-The interpreter runs signal handlers when a function begins and when a call into C has returned. It
-calls a profiler at the same places, so a profiler that raises acts like a signal handler.
-"""
+"""Tests of an interrupt at each single place of the client's code (``interrupting``)."""
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import kiwi_core.client
-from kiwi_core.client import LeaseCancelled
+import pytest
+from interrupting import each_place, interrupt_at
+
+from kiwi_core.client import LeaseCancelled, connection
 from kiwi_core.wire.messages import Acquire, EndBurst, GetStatus, Ping, Withdraw
-from tests.client.scripted_daemon import PATIENCE_S
+from tests.client.scripted_daemon import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Callable
 
     from kiwi_core.client import Client
     from tests.client.scripted_daemon import ScriptedDaemon
-
-CLIENTS_CODE = kiwi_core.client.__path__[0]
-
-
-@contextmanager
-def interrupt_at(place: int) -> Iterator[list[bool]]:
-    """Raise ``KeyboardInterrupt`` at the ``place``-th place of the client's code that this thread
-    passes; the yielded list is filled once it was raised.
-
-    Garbage is not collected meanwhile: a collection that begins in the client's code runs
-    destructors and weak references' callbacks, and the interpreter only prints what those raise.
-    """
-    struck: list[bool] = []
-    left = place
-
-    def look(frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal left
-        if event in ("call", "c_return") and _is_clients(frame):
-            left -= 1
-            if left < 0:
-                struck.append(True)
-                raise KeyboardInterrupt  # the interpreter removes the profiler
-
-    before = sys.getprofile()
-    gc.disable()
-    sys.setprofile(look)
-    try:
-        yield struck
-    except KeyboardInterrupt:
-        assert struck
-    finally:
-        sys.setprofile(before)
-        gc.enable()
-
-
-def _is_clients(frame: FrameType | None) -> bool:
-    while frame is not None and not frame.f_code.co_filename.startswith(CLIENTS_CODE):
-        frame = frame.f_back
-    return frame is not None
-
-
-def each_place(act: Callable[[], object]) -> Iterator[int]:
-    """Interrupt ``act`` at its first place, then at its second, until it ends without an
-    interrupt."""
-    for place in range(10_000):
-        with interrupt_at(place) as struck:
-            act()
-        if not struck:
-            assert place > 5, "nearly nothing was interrupted"
-            return
-        yield place
-    raise AssertionError("this has no end")
 
 
 def test_a_burst_and_questions(daemon: ScriptedDaemon, client: Client) -> None:
@@ -148,3 +90,37 @@ def test_the_clients_own_thread_finishes_interrupted_questions(
         assert not asked.is_alive()
     assert daemon.received(Ping)
     assert len(daemon.peers) == 1
+
+
+def test_a_client_that_is_being_closed(
+    make_client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread and its connection end all the same."""
+    monkeypatch.setattr(connection, "_LOOK_EVERY_S", 0.05)  # the wake-up may be what is lost
+    place = 1  # before the first one nothing is done
+    while True:
+        client = make_client()
+        client.connect()
+        with interrupt_at(place) as struck:
+            client.close()
+        if not struck:
+            break
+        eventually(lambda client=client: client._thread is None and client._wake_fd < 0)  # type: ignore[misc]
+        place += 1
+    assert place > 20
+
+
+def test_a_watch_begins_again(make_client: Callable[..., Client]) -> None:
+    place = 0
+    while True:
+        client = make_client()
+        client.connect()
+        watch = client.watch()
+        with interrupt_at(place) as struck:
+            next(watch)
+        if not struck:
+            break
+        assert next(client.watch()).uuid
+        client.close()
+        place += 1
+    assert place > 5

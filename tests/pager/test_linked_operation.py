@@ -500,7 +500,7 @@ def test_a_move_that_never_ends_is_given_up(world: LinkedWorld) -> None:
     contents = session.digest(), other.digest()
     for one in (session, other):
         moved(world.pager.page_out(one.target, soon_ns()))
-    world.pager.patch("import kiwi_core.daemon.links.link as link; link.MOVE_GRACE_S = 0.2")
+    world.pager.patch("import kiwi_core.daemon.links.calls as calls; calls.MOVE_GRACE_S = 0.2")
     session.script("page-in", "hang")
     refused(world.pager.page_in(session.target, soon_ns(1.0)), Reason.LOCK_TIMEOUT)
     orders = session.get("library.orders")
