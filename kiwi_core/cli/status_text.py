@@ -96,7 +96,9 @@ def _sharing(gpu: GpuStatus) -> list[str]:
         lines.append(f"memory moves {printable(gpu.pager_text)}")
     if scheduler.foretold:
         well, of = scheduler.foretold_well, scheduler.foretold
-        lines.append(f"expected waits: {well} of the last {of} within 2 s or a quarter")
+        lines.append(
+            f"expected waits: {well} of the last {of} right to 2 s or a quarter of the figure"
+        )
     return lines
 
 

@@ -170,7 +170,7 @@ def test_picture_tells_a_range_why_and_how_good_the_last_ones_were():
     scheduler = replace(gpu.scheduler, foretold=100, foretold_well=87)
     text = picture(replace(gpu, queue=[entry], scheduler=scheduler))
     assert "1. explore.ipynb (bob): 10–25 s (others go first) (has waited 4.0 s)" in text
-    assert "expected waits: 87 of the last 100 within 2 s or a quarter" in text
+    assert "expected waits: 87 of the last 100 right to 2 s or a quarter of the figure" in text
 
 
 def test_picture_neutralises_names():
